@@ -1,0 +1,66 @@
+"""Durable background tasks for Django with nothing to run but a worker.
+
+The public names are imported when they are first asked for, so that importing this package, or
+the store alone, imports no Django.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from deferred_django.current import current_task
+    from deferred_django.exceptions import (
+        DeadTasksLockTimeout,
+        PushTimeout,
+        TaskTimeout,
+        UnknownTask,
+        WorkerLost,
+    )
+    from deferred_django.registry import get_backend, get_queue
+    from deferred_django.retry import DEFAULT
+    from deferred_django.task import DeferredTask, deferred
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DEFAULT",
+    "DeadTasksLockTimeout",
+    "DeferredTask",
+    "PushTimeout",
+    "TaskTimeout",
+    "UnknownTask",
+    "WorkerLost",
+    "__version__",
+    "current_task",
+    "deferred",
+    "get_backend",
+    "get_queue",
+]
+
+_MODULES = {
+    "DEFAULT": "retry",
+    "DeadTasksLockTimeout": "exceptions",
+    "DeferredTask": "task",
+    "PushTimeout": "exceptions",
+    "TaskTimeout": "exceptions",
+    "UnknownTask": "exceptions",
+    "WorkerLost": "exceptions",
+    "current_task": "current",
+    "deferred": "task",
+    "get_backend": "registry",
+    "get_queue": "registry",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

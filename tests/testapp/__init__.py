@@ -1,0 +1,1 @@
+"""A Django app with a model, for tests that need one."""
