@@ -29,7 +29,7 @@ test: $(STAMP)
 	$(VENV)/bin/python -m pytest $(ARGS)
 
 demo: $(STAMP)
-	cd example_project && $(abspath $(VENV))/bin/python manage.py demo $(ARGS)
+	$(VENV)/bin/python manage.py demo $(ARGS)
 
 lint: $(STAMP)
 	$(VENV)/bin/python -m ruff check .

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Run Django's commands on the test project (``tests.settings``)."""
+"""Run Django's commands on the example project (the tests have settings of their own)."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ import sys
 
 def main() -> None:
     """Hand the command line to Django."""
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "example_project.settings")
     from django.core.management import execute_from_command_line
 
     execute_from_command_line(sys.argv)
