@@ -1,0 +1,158 @@
+"""System checks of the ``DEFERRED`` setting and of the place that it names.
+
+Errors (``deferred_django.E001`` to ``E007``) are what :mod:`deferred_django.conf` finds wrong;
+``E008`` is a platform that the disk backend cannot work on. Warnings are about the place, which
+may differ between where the checks run and where the project does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from django.core import checks
+from django.core.exceptions import ImproperlyConfigured
+
+from deferred_django import conf
+from deferred_django.backends.disk import files
+
+TAG: Final = "deferred_django"
+MOUNTS: Final = "/proc/self/mountinfo"
+NETWORK_FILE_SYSTEMS: Final = frozenset(
+    {
+        "9p",
+        "afs",
+        "beegfs",
+        "ceph",
+        "cifs",
+        "fuse.glusterfs",
+        "fuse.rclone",
+        "fuse.s3fs",
+        "fuse.sshfs",
+        "gpfs",
+        "lustre",
+        "ncpfs",
+        "nfs",
+        "nfs4",
+        "smb3",
+        "smbfs",
+    }
+)
+"""File systems of other hosts: their locks and fsync may not mean what the store relies on."""
+
+
+def register() -> None:
+    """Let Django's ``check`` run the checks of this module."""
+    checks.register(check_setting, TAG)
+    checks.register(check_place, TAG)
+
+
+def check_setting(**kwargs: Any) -> list[checks.CheckMessage]:
+    """The setting's keys, types and values."""
+    return [
+        checks.Error(problem.message, hint=problem.hint, id=f"{TAG}.{problem.code}")
+        for problem in conf.problems()
+    ]
+
+
+def check_place(**kwargs: Any) -> list[checks.CheckMessage]:
+    """Whether the disk backend can work on this platform and in its directory."""
+    try:
+        loaded = conf.load()
+    except ImproperlyConfigured:  # reported by check_setting
+        return []
+    if loaded.backend != "disk":
+        return []
+    if not files.locks_are_supported():
+        return [
+            checks.Error(
+                "The disk backend needs open-file-description locks (Linux, macOS), which this "
+                "platform does not have.",
+                hint=f'Set DEFERRED["BACKEND"] to {other_backends()}.',
+                id=f"{TAG}.E008",
+            )
+        ]
+    found: list[checks.CheckMessage] = []
+    path = loaded.config.path
+    why = cannot_be_written(path)
+    if why is not None:
+        found.append(
+            checks.Warning(
+                f'DEFERRED["PATH"] cannot be written: {why}.',
+                hint="Tasks can be neither enqueued nor run until it can.",
+                id=f"{TAG}.W001",
+            )
+        )
+    file_system = file_system_of(path)
+    if file_system in NETWORK_FILE_SYSTEMS:
+        found.append(
+            checks.Warning(
+                f'DEFERRED["PATH"], {path}, is on a network file system ({file_system}), where '
+                "locks and fsync may not hold: tasks may be lost or run twice.",
+                hint=f"Use a local disk, or set the backend to {other_backends()}.",
+                id=f"{TAG}.W002",
+            )
+        )
+    return found
+
+
+def other_backends() -> str:
+    """The backends besides ``disk``, for a sentence."""
+    named = [repr(name) for name in conf.BACKENDS if name != "disk"]
+    return f"{', '.join(named)} or the dotted path of a Backend class"
+
+
+def cannot_be_written(path: Path) -> str | None:
+    """Why no store can be kept in ``path``; ``None`` if it can. Creates nothing."""
+    place = _nearest_existing(path)
+    if not place.is_dir():
+        return f"{place} is not a directory"
+    if not os.access(place, os.W_OK | os.X_OK):
+        return f"{place} is not writable for this user"
+    return None
+
+
+def file_system_of(path: Path, mounts: str = MOUNTS) -> str | None:
+    """The type of the file system that ``path`` is, or would be made, on; ``None`` if unknown."""
+    place = os.path.realpath(_nearest_existing(path))
+    try:
+        with open(mounts, encoding="utf-8", errors="surrogateescape") as file:
+            lines = file.read().splitlines()
+    except OSError:  # not Linux
+        return None
+    best, answer = -1, None
+    for line in lines:
+        # "36 35 98:0 /root /mount\040point rw,noatime master:1 - ext3 /dev/root rw": see proc(5).
+        before, separator, after = line.partition(" - ")
+        fields = before.split(" ")
+        if not separator or len(fields) < 5:
+            continue
+        mount_point = _unescaped(fields[4])
+        # Of two mounts on one point the later hides the earlier.
+        if len(mount_point) >= best and _is_below(place, mount_point):
+            best, answer = len(mount_point), after.split(" ")[0]
+    return answer
+
+
+def _nearest_existing(path: Path) -> Path:
+    for candidate in (path, *path.parents):
+        try:
+            candidate.lstat()
+        except FileNotFoundError:
+            continue
+        except OSError:  # below a file, or in a directory that may not be searched
+            continue
+        return candidate
+    return Path("/")
+
+
+def _is_below(path: str, directory: str) -> bool:
+    return path == directory or path.startswith(directory.rstrip("/") + "/")
+
+
+def _unescaped(field: str) -> str:
+    # The kernel writes space, tab, newline and backslash as three octal digits.
+    parts: Sequence[str] = field.split("\\")
+    return parts[0] + "".join(chr(int(part[:3], 8)) + part[3:] for part in parts[1:])

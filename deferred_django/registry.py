@@ -1,0 +1,92 @@
+"""The facade and the queue that the ``DEFERRED`` setting asks for: one of each per process."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from django.core.signals import setting_changed
+
+from deferred_django import conf
+from deferred_django.backends.base import Backend
+from deferred_django.queue import Queue
+
+logger = logging.getLogger("deferred_django")
+
+_lock = threading.RLock()
+_backend: Backend | None = None
+_queue: Queue | None = None
+_local_runner: Callable[[], Any] | None = None
+
+
+def get_backend() -> Backend:
+    """The backend of the ``DEFERRED`` setting; ``ImproperlyConfigured`` if that is wrong.
+
+    Built at the first call, without touching a file, and the same object until the setting
+    changes (``override_settings``).
+    """
+    global _backend
+    if _backend is not None:
+        return _backend
+    with _lock:
+        if _backend is None:
+            loaded = conf.load()
+            _backend = loaded.backend_class(loaded.config)
+        return _backend
+
+
+def get_queue() -> Queue:
+    """The queue on :func:`get_backend`, with the same life."""
+    global _queue
+    if _queue is not None:
+        return _queue
+    with _lock:
+        if _queue is None:
+            backend = get_backend()
+            runner = None
+            if not backend.keeps_tasks and _local_runner is not None:
+                runner = _local_runner()
+            _queue = Queue(backend, local_runner=runner)
+        return _queue
+
+
+def set_local_runner(factory: Callable[[], Any]) -> None:
+    """Name what makes the runner of a backend that keeps no tasks.
+
+    The runner executes tasks and so stands above this module, which therefore cannot import it.
+    """
+    global _local_runner
+    _local_runner = factory
+
+
+def reset() -> None:
+    """Close the backend and forget it; the next call builds one of the setting as it is then."""
+    global _backend, _queue
+    with _lock:
+        backend, _backend, _queue = _backend, None, None
+    if backend is None:
+        return
+    try:
+        backend.close()
+    except Exception:  # whoever changes a setting or exits can do nothing about it
+        logger.exception("The backend could not be closed cleanly.")
+
+
+def _on_setting_changed(*, setting: str, **kwargs: Any) -> None:
+    if setting in (conf.SETTING, "BASE_DIR"):
+        reset()
+
+
+def _after_fork_in_child() -> None:
+    # Another thread of the parent may have held it. The facade itself takes care of its forks.
+    global _lock
+    _lock = threading.RLock()
+
+
+setting_changed.connect(_on_setting_changed, dispatch_uid="deferred_django.registry")
+os.register_at_fork(after_in_child=_after_fork_in_child)
+atexit.register(reset)
