@@ -1,0 +1,366 @@
+"""The contract that every backend keeps, and the values that cross it.
+
+The backend is a facade over a store: it knows ids, times, bytes, queue names and priorities, and
+never a task function. Retries, giving up and running a dead task again are the queue's decisions;
+the backend only makes each of them durable. No Django is imported here.
+
+All times are unix seconds (``float``, kept to milliseconds). All methods may be called from any
+thread. Every error of the store is an :class:`OSError` that names the file, or one of
+:mod:`deferred_django.exceptions`.
+"""
+
+from __future__ import annotations
+
+import abc
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from deferred_django import ids
+from deferred_django.backends import failures
+
+MIN_PRIORITY, MAX_PRIORITY = -32768, 32767
+MAX_RECORD_BYTES = 64 * 1024 * 1024
+
+DeadTaskRecord = dict[str, Any]
+"""A dead task: ``id, task_class, queue, attempts, enqueued_at, failed_at, exception_class,
+exception_message, backtrace`` (a list of lines) and ``context`` (``bytes``, as it was given)."""
+
+Progress = Callable[[int, int], None]
+"""Called now and then during long work with (done, total)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendConfig:
+    """What the ``DEFERRED`` setting says, validated; built by :mod:`deferred_django.conf`."""
+
+    path: Path
+    prefix: str = "deferred-"
+    fsync_frequency: float = 0.5
+    file_permissions: int = 0o600
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PendingTask:
+    """A task that waits, is delayed, or runs."""
+
+    id: str
+    context: bytes
+    publish_at: float
+    queue: str
+    priority: int
+    status: str = "pending"
+    """``pending`` (due), ``delayed`` or ``running``."""
+    worker: str | None = None
+    """The token of the worker process that runs it."""
+    running_since: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class ClaimedTask:
+    """One pending task, held exclusively by this process until it is let go or the process dies."""
+
+    id: str
+    context: bytes
+    publish_at: float
+    queue: str
+    priority: int
+    crashes: int = 0
+    """How many workers died while they ran it since its last ``add`` (this boot of the host)."""
+    handle: Any = None
+    """The backend's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerInfo:
+    """One worker process that is alive."""
+
+    token: str
+    pid: int
+    host: str
+    started_at: float
+    threads: int = 0
+    queues: tuple[str, ...] | None = None
+    stopped: bool = False
+    """The process is stopped (SIGSTOP): what it holds waits until it goes on or is gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """A store at a glance."""
+
+    pending: int
+    """Due and not claimed."""
+    delayed: int
+    running: int
+    dead: int
+    oldest_age: float | None
+    """Seconds since the oldest pending task fell due; ``None`` if there is none."""
+    workers: Sequence[WorkerInfo] = ()
+    problems: Sequence[str] = ()
+    """Sentences for a person: files that could not be opened, damage that was met."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that a read-through of a store found."""
+
+    file: str
+    offset: int | None
+    kind: str
+    """``torn`` (an unfinished write: harmless), ``damage`` (bytes that no write left) or
+    ``unreadable`` (the file could not be opened)."""
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadTaskFilter:
+    """Which dead tasks: all conditions that are given must hold."""
+
+    task: str | None = None
+    """The task's dotted name, or its last parts (``send_mail`` finds ``shop.tasks.send_mail``)."""
+    exception: str | None = None
+    """The exception's dotted name, or its last parts."""
+    queue: str | None = None
+    since: float | None = None
+    """Died at or after this time."""
+    until: float | None = None
+    """Died before this time."""
+    search: str | None = None
+    """Text in the id, the message or the encoded arguments, whatever its case."""
+
+    def matches(self, record: DeadTaskRecord) -> bool:
+        """Whether ``record`` fulfils every condition that is given."""
+        if self.task is not None and not _names(self.task, record["task_class"]):
+            return False
+        if self.exception is not None and not _names(self.exception, record["exception_class"]):
+            return False
+        if self.queue is not None and record["queue"] != self.queue:
+            return False
+        if self.since is not None and record["failed_at"] < self.since:
+            return False
+        if self.until is not None and record["failed_at"] >= self.until:
+            return False
+        if self.search:
+            wanted = self.search.casefold()
+            texts = (record["id"], record["exception_message"], record["context"].decode("latin-1"))
+            return any(wanted in text.casefold() for text in texts)
+        return True
+
+
+def _names(wanted: str, dotted: str) -> bool:
+    return dotted == wanted or dotted.endswith("." + wanted)
+
+
+class Backend(abc.ABC):
+    """The facade over one store. See the module's docstring for units and errors."""
+
+    keeps_tasks: ClassVar[bool] = True
+    """False where nothing is stored and a worker has nothing to do."""
+
+    def __init__(self, config: BackendConfig) -> None:
+        """Touch nothing: a facade is built before anybody knows whether it will be used."""
+        self.config = config
+
+    # -- tasks -------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def add_task(
+        self,
+        context: bytes,
+        *,
+        publish_at: float | None = None,
+        task_id: str | None = None,
+        queue: str = "default",
+        priority: int = 0,
+    ) -> str:
+        """Keep a task and return its id.
+
+        ``publish_at`` is when it falls due (now, if ``None``). On return the task survives the
+        death of this process; it survives a power cut after the next fsync, which is before the
+        return where ``fsync_frequency`` is 0 (see :meth:`sync`). A later add of an id replaces
+        the earlier one. Raises ``ValueError`` for an id, queue or priority that cannot be stored
+        and for a record over 64 MiB, ``OSError`` if it could not be written: then nothing runs.
+        """
+
+    @abc.abstractmethod
+    def remove_task(self, task_id: str) -> bool:
+        """Drop a pending task; durable when it returns ``True``.
+
+        ``False`` if there is none of this id or if it is claimed (it runs) elsewhere.
+        """
+
+    @abc.abstractmethod
+    def pending_tasks(self) -> list[PendingTask]:
+        """All tasks that are due, delayed or running, the soonest due first."""
+
+    @abc.abstractmethod
+    def claim_tasks(
+        self,
+        limit: int,
+        *,
+        queues: Collection[str] | None = None,
+        exclude: Collection[str] = (),
+        ids: Collection[str] | None = None,
+    ) -> list[ClaimedTask]:
+        """Claim up to ``limit`` due tasks: higher priority first, then the soonest due.
+
+        A claim is exclusive among all threads and processes and is freed by this process's
+        death at once. ``queues`` limits the choice to these, ``exclude`` leaves queues out,
+        ``ids`` limits it to these tasks.
+        """
+
+    @abc.abstractmethod
+    def start_task(self, claim: ClaimedTask) -> None:
+        """Record that the claimed task starts now. On ``OSError`` it must not be started."""
+
+    @abc.abstractmethod
+    def complete_task(self, claim: ClaimedTask) -> None:
+        """Remove the claimed task (done, or handed over) and let go of the claim.
+
+        On ``OSError`` the claim is still held and the call can be repeated. Survives the
+        death of this process on return, and a power cut after the next fsync.
+        """
+
+    @abc.abstractmethod
+    def reschedule_task(self, claim: ClaimedTask, context: bytes, *, publish_at: float) -> None:
+        """Replace the claimed task by ``context``, due at ``publish_at``; let go of the claim.
+
+        The id, queue and priority stay. Errors and durability as in :meth:`complete_task`.
+        """
+
+    @abc.abstractmethod
+    def release_task(self, claim: ClaimedTask, *, hold: bool = False) -> None:
+        """Put the claimed task back as it was: if it was started, that start does not count.
+
+        With ``hold`` the claim is kept until this process is gone, so that a thread that cannot
+        be stopped never runs beside the task's next run.
+        """
+
+    @abc.abstractmethod
+    def sync(self) -> None:
+        """Make all that this process has written to the store durable before returning."""
+
+    @abc.abstractmethod
+    def status(self) -> Status:
+        """The store at a glance. Changes nothing and creates no file."""
+
+    def verify(self) -> list[Finding]:
+        """Read the whole store through and report what is not as it was written; change nothing."""
+        return []
+
+    # -- waiting and life cycle ----------------------------------------------------------------
+
+    @abc.abstractmethod
+    def wait(self, timeout: float) -> None:
+        """Return once there may be something to claim, :meth:`wake` is called, or time is up.
+
+        For one thread of a worker. A wake-up that comes between two waits is not lost.
+        """
+
+    @abc.abstractmethod
+    def wake(self) -> None:
+        """End the running or the next :meth:`wait` early. Safe in threads and signal handlers."""
+
+    def maintain(self) -> None:  # noqa: B027 - optional
+        """Tidy the store (workers call this about once a second, and a drain before its exit)."""
+
+    def worker_started(self, *, threads: int = 0, queues: Sequence[str] | None = None) -> None:  # noqa: B027
+        """This process works on the store from now on."""
+
+    def worker_heartbeat(self) -> None:  # noqa: B027 - optional
+        """This worker process is alive (called about once a second)."""
+
+    def worker_stopped(self) -> None:  # noqa: B027 - optional
+        """This process works on the store no more."""
+
+    def close(self) -> None:  # noqa: B027 - optional
+        """Make durable what is not yet, and let go of everything. The facade can be used again."""
+
+    # -- dead tasks ----------------------------------------------------------------------------
+
+    def add_dead_task(
+        self,
+        task_id: str,
+        context: bytes,
+        exception: BaseException,
+        *,
+        task_class: str,
+        attempts: int,
+        queue: str = "default",
+        enqueued_at: float | None = None,
+    ) -> str:
+        """Keep a task that gave up; durable when it returns (its id).
+
+        ``enqueued_at`` is taken from the id if it is not given. Raises ``OSError`` or
+        ``DeadTasksLockTimeout`` if it could not be written: the task must stay where it was.
+        """
+        exception_class, message, backtrace = failures.describe(exception)
+        now = time.time()
+        if enqueued_at is None:
+            seconds = ids.seconds_of(task_id)
+            enqueued_at = now if seconds is None else float(seconds)
+        self._store_dead_task(
+            {
+                "id": task_id,
+                "task_class": task_class,
+                "queue": queue,
+                "attempts": attempts,
+                "enqueued_at": round(enqueued_at, 3),
+                "failed_at": round(now, 3),
+                "exception_class": exception_class,
+                "exception_message": message,
+                "backtrace": backtrace,
+                "context": context,
+            }
+        )
+        return task_id
+
+    @abc.abstractmethod
+    def _store_dead_task(self, record: DeadTaskRecord) -> None:
+        """Store the record; durable when it returns."""
+
+    @abc.abstractmethod
+    def list_dead_tasks(
+        self,
+        *,
+        limit: int | None = None,
+        offset: int = 0,
+        filter: DeadTaskFilter | None = None,  # the word that users know from querysets
+    ) -> list[DeadTaskRecord]:
+        """Dead tasks, newest first; the newest record of an id counts."""
+
+    @abc.abstractmethod
+    def count_dead_tasks(self, *, filter: DeadTaskFilter | None = None) -> int:
+        """How many ids :meth:`list_dead_tasks` would give without a limit."""
+
+    @abc.abstractmethod
+    def find_dead_task(self, task_id: str) -> DeadTaskRecord | None:
+        """The newest record of the id."""
+
+    @abc.abstractmethod
+    def remove_dead_tasks(
+        self, ids: str | Iterable[str], *, progress: Progress | None = None
+    ) -> int:
+        """Remove one id or several, all or nothing; return how many distinct ids were there.
+
+        Durable when it returns. A record that is added while this runs stays.
+        """
+
+    @abc.abstractmethod
+    def take_dead_tasks(
+        self,
+        ids: Iterable[str],
+        handover: Callable[[DeadTaskRecord], None],
+        *,
+        progress: Progress | None = None,
+    ) -> list[str]:
+        """Give each record to ``handover``, make what that wrote durable, remove the records.
+
+        Returns the ids that were there, in the order given. Two callers never get the same
+        record. If ``handover`` raises, nothing is removed. A task that dies again meanwhile
+        stays in the store.
+        """

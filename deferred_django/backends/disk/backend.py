@@ -1,0 +1,254 @@
+"""The disk backend: the facade over the tasks log and the dead-tasks store of one directory."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+from deferred_django import ids as task_ids
+from deferred_django.backends.base import (
+    Backend,
+    BackendConfig,
+    ClaimedTask,
+    DeadTaskFilter,
+    DeadTaskRecord,
+    Finding,
+    PendingTask,
+    Progress,
+    Status,
+)
+from deferred_django.backends.disk import verify
+from deferred_django.backends.disk.boot import boot_id
+from deferred_django.backends.disk.dead_tasks_storage import DeadTasksStorage
+from deferred_django.backends.disk.segment import Entry
+from deferred_django.backends.disk.tasks_storage import TasksStorage
+from deferred_django.backends.disk.worker_files import WorkerFiles
+
+
+class DiskBackend(Backend):
+    """Tasks in a write-ahead log, dead tasks in a file beside it. See :class:`Backend`."""
+
+    def __init__(self, config: BackendConfig) -> None:
+        super().__init__(config)
+        path = str(config.path)
+        self.tasks = TasksStorage(
+            path,
+            config.prefix,
+            fsync_frequency=config.fsync_frequency,
+            file_permissions=config.file_permissions,
+        )
+        self.dead_tasks = DeadTasksStorage(
+            path, config.prefix, file_permissions=config.file_permissions
+        )
+        self._workers = WorkerFiles(self.tasks.names, config.file_permissions)
+
+    # -- tasks ---------------------------------------------------------------------------------
+
+    def add_task(
+        self,
+        context: bytes,
+        *,
+        publish_at: float | None = None,
+        task_id: str | None = None,
+        queue: str = "default",
+        priority: int = 0,
+    ) -> str:
+        if task_id is None:
+            task_id = task_ids.new_id()
+        if publish_at is None:
+            publish_at = time.time()
+        elif not math.isfinite(publish_at):
+            raise ValueError(f"publish_at is {publish_at!r}, not a time")
+        self.tasks.add(task_id, context, publish_at=publish_at, queue=queue, priority=priority)
+        return task_id
+
+    def remove_task(self, task_id: str) -> bool:
+        return self.tasks.remove(task_id)
+
+    def pending_tasks(self) -> list[PendingTask]:
+        now_ms = time.time() * 1000
+        found = []
+        for entry, claimed in self.tasks.survey():
+            context = self.tasks.payload(entry)
+            if context is not None:
+                found.append(_pending(entry, context, claimed=claimed, now_ms=now_ms))
+        return sorted(found, key=lambda task: (task.publish_at, task.id))
+
+    def claim_tasks(
+        self,
+        limit: int,
+        *,
+        queues: Collection[str] | None = None,
+        exclude: Collection[str] = (),
+        ids: Collection[str] | None = None,
+    ) -> list[ClaimedTask]:
+        if limit < 1:
+            return []
+        boot = boot_id()
+        return [
+            ClaimedTask(
+                id=entry.id,
+                context=context,
+                publish_at=entry.publish_ms / 1000,
+                queue=entry.queue,
+                priority=entry.priority,
+                crashes=entry.crashes(boot) if entry.runs else 0,
+                handle=entry,
+            )
+            for entry, context in self.tasks.claim(limit, queues, exclude, ids)
+        ]
+
+    def start_task(self, claim: ClaimedTask) -> None:
+        self.tasks.start(_held(claim))
+
+    def complete_task(self, claim: ClaimedTask) -> None:
+        self.tasks.complete(_held(claim))
+        claim.handle = None
+
+    def reschedule_task(self, claim: ClaimedTask, context: bytes, *, publish_at: float) -> None:
+        self.tasks.reschedule(_held(claim), context, publish_at)
+        claim.handle = None
+
+    def release_task(self, claim: ClaimedTask, *, hold: bool = False) -> None:
+        self.tasks.release(_held(claim), hold=hold)
+        if not hold:
+            claim.handle = None
+
+    def sync(self) -> None:
+        self.tasks.sync()
+
+    def status(self) -> Status:
+        now_ms = time.time() * 1000
+        due, delayed, running = [], 0, 0
+        for entry, claimed in self.tasks.survey():
+            if claimed:
+                running += 1
+            elif entry.publish_ms > now_ms:
+                delayed += 1
+            else:
+                due.append(entry.publish_ms)
+        return Status(
+            pending=len(due),
+            delayed=delayed,
+            running=running,
+            dead=self.dead_tasks.count(),
+            oldest_age=round((now_ms - min(due)) / 1000, 3) if due else None,
+            workers=self._workers.alive(),
+            problems=[*self.tasks.problems(), *self.dead_tasks.problems()],
+        )
+
+    def verify(self) -> list[Finding]:
+        return [*verify.verify_segments(self.tasks.names), *self.dead_tasks.verify()]
+
+    # -- waiting and life cycle ----------------------------------------------------------------
+
+    def wait(self, timeout: float) -> None:
+        self.tasks.wait(timeout)
+
+    def wake(self) -> None:
+        self.tasks.wake()
+
+    def maintain(self) -> None:
+        self.tasks.maintain()
+        self._workers.remove_stale()
+
+    def worker_started(self, *, threads: int = 0, queues: Sequence[str] | None = None) -> None:
+        self._workers.start(threads=threads, queues=queues)
+
+    def worker_stopped(self) -> None:
+        self._workers.stop()
+
+    def close(self) -> None:
+        try:
+            self.tasks.close()
+        finally:
+            self._workers.stop()
+            self.dead_tasks.close()
+
+    # -- dead tasks ----------------------------------------------------------------------------
+
+    def _store_dead_task(self, record: DeadTaskRecord) -> None:
+        self.dead_tasks.add(record["id"], _encode_dead(record))
+
+    def list_dead_tasks(
+        self,
+        *,
+        limit: int | None = None,
+        offset: int = 0,
+        filter: DeadTaskFilter | None = None,
+    ) -> list[DeadTaskRecord]:
+        found = self.dead_tasks.read(limit=limit, offset=offset, matches=_matcher(filter))
+        return [_decode_dead(data) for _, data in found]
+
+    def count_dead_tasks(self, *, filter: DeadTaskFilter | None = None) -> int:
+        return self.dead_tasks.count(_matcher(filter))
+
+    def find_dead_task(self, task_id: str) -> DeadTaskRecord | None:
+        data = self.dead_tasks.find(task_id)
+        return None if data is None else _decode_dead(data)
+
+    def remove_dead_tasks(
+        self, ids: str | Iterable[str], *, progress: Progress | None = None
+    ) -> int:
+        wanted = [ids] if isinstance(ids, str) else list(ids)
+        return self.dead_tasks.remove(wanted, progress=progress)
+
+    def take_dead_tasks(
+        self,
+        ids: Iterable[str],
+        handover: Callable[[DeadTaskRecord], None],
+        *,
+        progress: Progress | None = None,
+    ) -> list[str]:
+        return self.dead_tasks.take(
+            ids,
+            lambda _, data: handover(_decode_dead(data)),
+            self.tasks.sync,
+            progress=progress,
+        )
+
+
+def _held(claim: ClaimedTask) -> Entry:
+    if claim.handle is None:
+        raise ValueError(f"the claim on task {claim.id} was let go already")
+    entry: Entry = claim.handle
+    return entry
+
+
+def _pending(entry: Entry, context: bytes, *, claimed: bool, now_ms: float) -> PendingTask:
+    run = entry.runs[-1] if claimed and entry.runs else None
+    if claimed:
+        status = "running"
+    else:
+        status = "delayed" if entry.publish_ms > now_ms else "pending"
+    return PendingTask(
+        id=entry.id,
+        context=context,
+        publish_at=entry.publish_ms / 1000,
+        queue=entry.queue,
+        priority=entry.priority,
+        status=status,
+        worker=run.worker if run else None,
+        running_since=run.started_ms / 1000 if run else None,
+    )
+
+
+def _encode_dead(record: DeadTaskRecord) -> bytes:
+    # Bytes as the characters of the same numbers: readable where they are ASCII, and exact.
+    stored = {**record, "context": record["context"].decode("latin-1")}
+    return json.dumps(stored, separators=(",", ":")).encode("ascii")
+
+
+def _decode_dead(data: bytes) -> DeadTaskRecord:
+    record: dict[str, Any] = json.loads(data)
+    record["context"] = record["context"].encode("latin-1")
+    return record
+
+
+def _matcher(filter: DeadTaskFilter | None) -> Callable[[bytes], bool] | None:
+    if filter is None or filter == DeadTaskFilter():
+        return None
+    return lambda data: filter.matches(_decode_dead(data))

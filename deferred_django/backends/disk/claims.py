@@ -1,0 +1,122 @@
+"""Claims: the exclusive, crash-safe holds of this process on pending tasks.
+
+A claim is a lock on the bytes of the task's ``add``, freed by the kernel when the process dies.
+Taking one: lock, look whether the descriptor's file is still the one at its path, read on to the
+end, and look whether the record is still its task's newest. Only then is it held.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Collection, Iterator
+
+from deferred_django.backends.disk import files, tidy
+from deferred_django.backends.disk.due_index import DueIndex
+from deferred_django.backends.disk.segment import Entry, Segment
+from deferred_django.backends.disk.segment_set import SegmentSet
+
+HELD_RETRY_SECONDS = 0.25
+"""How soon a record that somebody else holds is tried again."""
+
+
+class Claims:
+    """Takes and frees claims. Not thread-safe: the tasks storage calls it under its mutex."""
+
+    def __init__(self, segments: SegmentSet, index: DueIndex) -> None:
+        self._segments = segments
+        self._index = index
+
+    def take(
+        self, limit: int, queues: Collection[str] | None, exclude: Collection[str]
+    ) -> list[Entry]:
+        """Claim due tasks in the order of the index."""
+        taken: list[Entry] = []
+        overgrown: dict[Segment, bool] = {}
+        while len(taken) < limit:
+            locked = self._lock(self._candidates(queues, exclude), limit - len(taken), overgrown)
+            if not locked:
+                break
+            taken += self._confirm(locked)
+        return taken
+
+    def take_these(self, entries: list[Entry]) -> list[Entry]:
+        """Claim those of the given tasks that nobody holds."""
+        return self._confirm(self._lock(iter(entries), len(entries), None))
+
+    def _candidates(
+        self, queues: Collection[str] | None, exclude: Collection[str]
+    ) -> Iterator[Entry]:
+        while (entry := self._index.pop(queues, exclude)) is not None:
+            yield entry
+
+    def _lock(
+        self, candidates: Iterator[Entry], limit: int, overgrown: dict[Segment, bool] | None
+    ) -> dict[Segment, list[Entry]]:
+        locked: dict[Segment, list[Entry]] = {}
+        retry_at = time.monotonic() + HELD_RETRY_SECONDS
+        count = 0
+        try:
+            for entry in candidates:
+                if entry.gone or entry.claimed:
+                    continue
+                segment = entry.segment
+                if not segment.writable or (
+                    overgrown is not None and self._is_overgrown(segment, overgrown)
+                ):
+                    self._index.hold(entry, retry_at)
+                    continue
+                try:
+                    free = files.try_lock(segment.fd, entry.offset, entry.length)
+                except OSError:
+                    self._index.hold(entry, retry_at)
+                    raise
+                if not free:
+                    self._index.hold(entry, retry_at)
+                    continue
+                entry.claimed = True
+                segment.users += 1
+                locked.setdefault(segment, []).append(entry)
+                if (count := count + 1) == limit:
+                    break
+        except OSError:
+            for segment, entries in locked.items():
+                for entry in entries:
+                    self.let_go(entry)
+                    self._index.hold(entry, retry_at)
+            raise
+        return locked
+
+    def _is_overgrown(self, segment: Segment, known: dict[Segment, bool]) -> bool:
+        if segment not in known:
+            known[segment] = tidy.is_overgrown(segment)
+        return known[segment]
+
+    def _confirm(self, locked: dict[Segment, list[Entry]]) -> list[Entry]:
+        confirmed: list[Entry] = []
+        for segment, entries in locked.items():
+            try:
+                if files.is_at_path(segment.fd, segment.path):
+                    self._segments.read_on(segment)
+                else:
+                    self._segments.drop(segment)
+            except OSError:
+                # Nothing is known about these: they are tried again, the rest is unharmed.
+                for entry in entries:
+                    self.let_go(entry)
+                    self._index.hold(entry, time.monotonic() + HELD_RETRY_SECONDS)
+                continue
+            for entry in entries:
+                if entry.gone:
+                    self.let_go(entry)
+                else:
+                    confirmed.append(entry)
+        return confirmed
+
+    def let_go(self, entry: Entry) -> None:
+        """Free a claim. What is to be known of the task was written before."""
+        entry.claimed = False
+        entry.started = False
+        entry.segment.users -= 1
+        with contextlib.suppress(OSError):  # an unlock of a valid descriptor does not fail
+            files.unlock(entry.segment.fd, entry.offset, entry.length)

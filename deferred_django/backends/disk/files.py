@@ -1,0 +1,365 @@
+"""Every call that matters for durability or exclusion, and the table of open descriptors.
+
+The rest of the disk backend calls these functions through the module (``files.fsync(fd)``), so
+that a test can replace any one of them (:data:`CALLS`) to record, pause or fail it. Each raises
+``OSError`` naming the file.
+
+Descriptors and forks
+    A child that ``os.fork`` makes inherits open-file-description locks and ``flock`` with the
+    descriptors, and would keep them after the parent's death. Every descriptor of the store is
+    therefore in one table, and the fork hook closes them all in the child at once, without
+    unlocking (an unlock in the child would free the parent's lock). The mutex is held around
+    open→register and unregister→close and by the forking thread, so that no child is made
+    between the two. What was built on the descriptors is told through :func:`on_fork`.
+
+Locks
+    ``F_OFD_SETLK`` byte-range locks belong to the open file description: threads that share a
+    descriptor do not exclude each other (the storage's own table does), and two descriptors of
+    one process do. An explicit unlock precedes each close, since a child forked by C code could
+    still hold the description.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+import struct
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from types import MethodType
+from typing import Final
+
+CALLS: Final = (
+    "open_file",
+    "create_file",
+    "close",
+    "read_at",
+    "write",
+    "fsync",
+    "fsync_directory",
+    "rename",
+    "truncate",
+    "unlink",
+    "make_directory",
+    "try_lock",
+    "unlock",
+    "lock_is_held",
+    "try_flock",
+    "wait_flock",
+    "unlock_flock",
+    "is_at_path",
+)
+"""The functions that a fault, a pause or a record is injected into."""
+
+if sys.platform == "darwin":  # pragma: no cover - by the numbers of xnu's fcntl.h; not run there
+    _OFD_SETLK, _OFD_GETLK = 90, 92
+    _FLOCK = struct.Struct("qqihh4x")  # l_start, l_len, l_pid, l_type, l_whence
+
+    def _flock(kind: int, start: int, length: int) -> bytes:
+        return _FLOCK.pack(start, length, 0, kind, os.SEEK_SET)
+
+    def _flock_kind(answer: bytes) -> int:
+        return int(_FLOCK.unpack(answer)[3])
+
+else:
+    _OFD_SETLK = getattr(fcntl, "F_OFD_SETLK", -1)
+    _OFD_GETLK = getattr(fcntl, "F_OFD_GETLK", -1)
+    _FLOCK = struct.Struct("hhqqi4x")  # l_type, l_whence, l_start, l_len, l_pid (must be 0)
+
+    def _flock(kind: int, start: int, length: int) -> bytes:
+        return _FLOCK.pack(kind, os.SEEK_SET, start, length, 0)
+
+    def _flock_kind(answer: bytes) -> int:
+        return int(_FLOCK.unpack(answer)[0])
+
+
+def locks_are_supported() -> bool:
+    """Whether this platform has open-file-description locks."""
+    return os.name == "posix" and _OFD_SETLK > 0
+
+
+# -- the table of descriptors ------------------------------------------------------------------
+
+# Reentrant: a signal handler that forks while this thread opens a file must not wait for itself.
+_mutex = threading.RLock()
+_paths: dict[int, str] = {}
+_fork_callbacks: list[weakref.WeakMethod[Callable[[], None]]] = []
+
+
+def on_fork(method: MethodType) -> None:
+    """Call the bound ``method`` in each forked child, after the descriptors were closed.
+
+    Its object is referenced weakly. The method must make new locks and forget all descriptors.
+    """
+    with _mutex:
+        _fork_callbacks[:] = [callback for callback in _fork_callbacks if callback() is not None]
+        _fork_callbacks.append(weakref.WeakMethod(method))
+
+
+def _before_fork() -> None:
+    _mutex.acquire()
+
+
+def _after_fork_in_parent() -> None:
+    _mutex.release()
+
+
+def _after_fork_in_child() -> None:
+    global _mutex
+    _mutex = threading.RLock()
+    for fd in _paths:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+    _paths.clear()
+    for reference in _fork_callbacks:
+        callback = reference()
+        if callback is not None:
+            callback()
+
+
+os.register_at_fork(
+    before=_before_fork,
+    after_in_parent=_after_fork_in_parent,
+    after_in_child=_after_fork_in_child,
+)
+
+
+def open_descriptors() -> dict[int, str]:
+    """The store's open descriptors and the paths they were opened by (a copy)."""
+    with _mutex:
+        return dict(_paths)
+
+
+def register(fd: int, path: str) -> int:
+    """Put a descriptor that another call made (inotify, a pipe) into the table."""
+    with _mutex:
+        _paths[fd] = path
+    return fd
+
+
+def _path_of(fd: int) -> str:
+    return _paths.get(fd, f"descriptor {fd}")
+
+
+@contextlib.contextmanager
+def _named(fd: int) -> Iterator[None]:
+    # A call on a descriptor raises an error without a name; people need the file's.
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = _path_of(fd)
+        raise
+
+
+# -- opening -----------------------------------------------------------------------------------
+
+
+def open_file(path: str, flags: int) -> int:
+    """Open an existing regular file; ``OSError`` if it is anything else (never blocks on a FIFO)."""
+    with _mutex:
+        fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise OSError(errno.EINVAL, "is not a regular file", path)
+        _paths[fd] = path
+    return fd
+
+
+def create_file(path: str, flags: int, permissions: int, like: os.stat_result | None = None) -> int:
+    """Make a file that must not exist yet (``FileExistsError``) and open it.
+
+    It gets exactly ``permissions`` whatever the umask. Made by root it gets the owner of its
+    directory, so that an administrator's shell leaves nothing that the web user cannot read.
+    With ``like`` it gets that file's mode and, for root, its owner instead.
+    """
+    with _mutex:
+        fd = os.open(path, flags | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, permissions)
+        _paths[fd] = path
+    try:
+        os.fchmod(fd, stat.S_IMODE(like.st_mode) if like else permissions)
+        if os.geteuid() == 0:
+            owner = like or os.stat(os.path.dirname(path) or ".")
+            os.fchown(fd, owner.st_uid, owner.st_gid)
+        elif like is not None and like.st_gid != os.fstat(fd).st_gid:
+            with contextlib.suppress(PermissionError):  # only members may give a file to a group
+                os.fchown(fd, -1, like.st_gid)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        close(fd)
+        raise
+    return fd
+
+
+def close(fd: int) -> None:
+    """Close a descriptor of the table. The caller has released its locks."""
+    with _mutex:
+        _paths.pop(fd, None)
+        os.close(fd)
+
+
+def directory_permissions(file_permissions: int) -> int:
+    """The mode of a directory made for files of this mode: who may read them may look them up."""
+    return file_permissions | (file_permissions & 0o444) >> 2 | 0o700
+
+
+def make_directory(path: str, file_permissions: int) -> None:
+    """Make ``path`` and its missing parents; each new name is durable when this returns."""
+    missing = []
+    current = os.path.abspath(path)
+    while not os.path.isdir(current):
+        missing.append(current)
+        current = os.path.dirname(current)
+    for directory in reversed(missing):
+        parent = os.path.dirname(directory)
+        try:
+            os.mkdir(directory, 0o700)
+        except FileExistsError:
+            if not os.path.isdir(directory):
+                raise
+        else:
+            os.chmod(directory, directory_permissions(file_permissions))
+            if os.geteuid() == 0:
+                owner = os.stat(parent)
+                os.chown(directory, owner.st_uid, owner.st_gid)
+        fsync_directory(parent)
+
+
+# -- reading and writing -----------------------------------------------------------------------
+
+
+def read_at(fd: int, size: int, offset: int) -> bytes:
+    """Up to ``size`` bytes from ``offset``."""
+    with _named(fd):
+        return os.pread(fd, size, offset)
+
+
+def write(fd: int, data: bytes) -> int:
+    """One ``write()``; returns how many bytes were taken, which may be fewer."""
+    try:  # not a context manager: this is the hot path
+        return os.write(fd, data)
+    except OSError as error:
+        error.filename = _path_of(fd)
+        raise
+
+
+def append_record(fd: int, record: bytes) -> None:
+    """Append a record that ends in a newline by one :func:`write`.
+
+    A write that is short by that newline alone is a success: the reader takes a tail with a good
+    checksum, and the next record begins with a newline of its own. Any other short write raises
+    ``OSError`` and is left as it is, since others may have appended behind it already.
+    """
+    written = write(fd, record)
+    if written < len(record) - 1:
+        raise OSError(
+            errno.ENOSPC,
+            f"only {written} of {len(record)} bytes could be written (is the disk full?)",
+            _path_of(fd),
+        )
+
+
+def fsync(fd: int) -> None:
+    """Make the file's bytes durable."""
+    with _named(fd):
+        os.fsync(fd)
+
+
+def fsync_directory(path: str) -> None:
+    """Make the names in a directory durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        error.filename = path
+        raise
+    finally:
+        os.close(fd)
+
+
+def rename(source: str, target: str) -> None:
+    """Give a file another name, replacing what has it. Durable after :func:`fsync_directory`."""
+    os.rename(source, target)
+
+
+def truncate(fd: int, length: int) -> None:
+    """Cut the file off at ``length`` bytes."""
+    with _named(fd):
+        os.ftruncate(fd, length)
+
+
+def unlink(path: str) -> None:
+    """Remove a name; ``FileNotFoundError`` if there is none."""
+    os.unlink(path)
+
+
+def is_at_path(fd: int, path: str) -> bool:
+    """Whether the open file is the one that the path names now.
+
+    While ``fd`` is open its inode number cannot be given to another file, so the comparison is
+    certain; between two opens it would not be.
+    """
+    try:
+        there = os.stat(path)
+    except FileNotFoundError:
+        return False
+    here = os.fstat(fd)
+    return here.st_nlink > 0 and here.st_ino == there.st_ino and here.st_dev == there.st_dev
+
+
+# -- locks -------------------------------------------------------------------------------------
+
+
+def try_lock(fd: int, start: int, length: int) -> bool:
+    """Take the write lock on a byte range; ``False`` if another descriptor has a part of it."""
+    try:
+        fcntl.fcntl(fd, _OFD_SETLK, _flock(fcntl.F_WRLCK, start, length))
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            return False
+        error.filename = _path_of(fd)
+        raise
+    return True
+
+
+def unlock(fd: int, start: int, length: int) -> None:
+    """Let go of a byte range."""
+    with _named(fd):
+        fcntl.fcntl(fd, _OFD_SETLK, _flock(fcntl.F_UNLCK, start, length))
+
+
+def lock_is_held(fd: int, start: int, length: int) -> bool:
+    """Whether another descriptor holds a part of the range; takes nothing."""
+    with _named(fd):
+        answer = fcntl.fcntl(fd, _OFD_GETLK, _flock(fcntl.F_WRLCK, start, length))
+    return _flock_kind(answer) != fcntl.F_UNLCK
+
+
+def try_flock(fd: int) -> bool:
+    """Take the ``flock`` of the whole file without waiting."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        error.filename = _path_of(fd)
+        raise
+    return True
+
+
+def wait_flock(fd: int) -> None:
+    """Take the ``flock`` of the whole file, waiting in the kernel's queue, which is fair."""
+    with _named(fd):
+        fcntl.flock(fd, fcntl.LOCK_EX)
+
+
+def unlock_flock(fd: int) -> None:
+    """Let go of the ``flock``."""
+    with _named(fd):
+        fcntl.flock(fd, fcntl.LOCK_UN)

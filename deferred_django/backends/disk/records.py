@@ -1,0 +1,204 @@
+"""The framing of records, for the write-ahead log and the dead-tasks store alike.
+
+A record is a line: ``{crc32 of what follows the colon, 8 lower-case hex digits}:{body}``. The body's
+fields are joined by colons; all but the last hold ``[A-Za-z0-9_.-]`` only, and the last, the
+payload, has its backslashes and newlines escaped. Lines are split at ``\\n`` alone.
+
+A bad line is one of two things. *Torn* is the beginning of a record whose writer did not finish:
+it runs straight into the next record (in the log each record brings a newline of its own in
+front, so the fragment harms nobody else). Anything else is *damage*: bytes that no write left.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from zlib import crc32
+
+from deferred_django.backends.base import MAX_RECORD_BYTES
+from deferred_django.backends.disk import files
+
+CHUNK_BYTES = 256 * 1024
+CRC_BYTES = 9
+"""The checksum and its colon."""
+MAX_LINE_BYTES = MAX_RECORD_BYTES + CRC_BYTES
+MAX_DAMAGE_KEPT = 100
+
+_BEGINNING = re.compile(
+    rb"[0-9a-f]{0,7}\Z|[0-9a-f]{8}(?:\Z|:[a-z_]*(?:\Z|:[A-Za-z0-9_.-]*(?:\Z|:)))"
+)
+_ESCAPED = re.compile(rb"\\(.)", re.DOTALL)
+_UNESCAPES = {b"n": b"\n", b"\\": b"\\"}
+
+
+def escape(payload: bytes) -> bytes:
+    """The payload without raw newlines."""
+    if b"\\" in payload:
+        payload = payload.replace(b"\\", b"\\\\")
+    if b"\n" in payload:
+        payload = payload.replace(b"\n", b"\\n")
+    return payload
+
+
+def unescape(payload: bytes) -> bytes:
+    """What :func:`escape` was given; ``ValueError`` for an escape that it does not write."""
+    if b"\\" not in payload:
+        return payload
+    try:
+        return _ESCAPED.sub(lambda match: _UNESCAPES[match[1]], payload)
+    except KeyError as error:
+        raise ValueError(f"unknown escape in a record: {error}") from None
+
+
+def encode(body: bytes) -> bytes:
+    """The line of a body, without newlines around it; ``ValueError`` if it is over 64 MiB."""
+    if len(body) > MAX_RECORD_BYTES:
+        raise ValueError(
+            f"a record of {len(body):,} bytes is over the limit of {MAX_RECORD_BYTES:,}: "
+            "pass a reference to the data instead of the data"
+        )
+    return b"%08x:%b" % (crc32(body), body)
+
+
+def is_valid(line: bytes) -> bool:
+    """Whether the line has the checksum that it says."""
+    return line[:CRC_BYTES] == b"%08x:" % crc32(line[CRC_BYTES:])
+
+
+def looks_torn(line: bytes) -> bool:
+    """Whether a bad line may be the beginning of a record, rather than foreign bytes.
+
+    A whole record with one byte behind it is not: its newline was overwritten.
+    """
+    return _BEGINNING.match(line) is not None and not is_valid(line[:-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Bytes in a file that no write left there."""
+
+    offset: int
+    length: int
+    reason: str
+
+
+class Scanner:
+    """Reads the records of an append-only file, going on where it last stopped."""
+
+    __slots__ = ("_bad", "_skipping", "_tail_torn", "damage", "damaged", "offset", "torn")
+
+    def __init__(self, offset: int = 0) -> None:
+        self.offset = offset
+        """Where the first byte not yet understood is: the beginning of a line."""
+        self.torn = 0
+        self.damage: list[Damage] = []
+        """The first hundred bad places; ``damaged`` counts them all."""
+        self.damaged = 0
+        # A bad line is judged by the line behind it, which may come with a later read.
+        self._bad: tuple[int, int, bool] | None = None
+        self._skipping: int | None = None
+        self._tail_torn = False
+
+    @property
+    def torn_in_all(self) -> int:
+        """Unfinished records, with the one that may stand at the end of the file."""
+        return self.torn + (1 if self._tail_torn else 0)
+
+    def read(self, fd: int, end: int | None = None) -> Iterator[tuple[int, int, bytes]]:
+        """Yield (offset of the line, its length, its body) of each good record, up to ``end``.
+
+        A last line without its newline counts if its checksum is good; else it is left for the
+        next call, when its writer may have finished it. Memory is bounded by a record's limit.
+        """
+        self._tail_torn = False
+        position = self.offset
+        parts: list[bytes] = []
+        held = 0
+        while True:
+            size = CHUNK_BYTES if end is None else min(CHUNK_BYTES, end - position)
+            chunk = files.read_at(fd, size, position) if size > 0 else b""
+            if not chunk:
+                break
+            position += len(chunk)
+            cut = chunk.rfind(b"\n")
+            if cut < 0:
+                held += len(chunk)
+                parts.append(chunk)
+                if held > MAX_LINE_BYTES:
+                    self._skip(position)
+                    parts, held = [], 0
+                continue
+            parts.append(chunk[:cut])
+            block = b"".join(parts)
+            parts = [chunk[cut + 1 :]]
+            held = len(parts[0])
+            yield from self._lines(block)
+        tail = b"".join(parts)
+        if tail and self._skipping is not None:
+            self._skip(position)
+        elif tail and is_valid(tail):
+            start = self._good_line(tail)
+            self.offset += len(tail)
+            yield start, len(tail), tail[CRC_BYTES:]
+        elif tail:
+            self._tail_torn = True
+
+    def _lines(self, block: bytes) -> Iterator[tuple[int, int, bytes]]:
+        for line in block.split(b"\n"):
+            start = self.offset
+            if self._skipping is not None:
+                self._end_skip(start + len(line))
+            elif not line:
+                if self._bad is not None:
+                    self._judge_bad(followed_by_record=False)
+            elif line[:CRC_BYTES] == b"%08x:" % crc32(body := line[CRC_BYTES:]):
+                if self._bad is not None:
+                    self._judge_bad(followed_by_record=True)
+                self.offset = start + len(line) + 1
+                yield start, len(line), body
+                continue
+            else:
+                self._bad_line(start, line)
+            self.offset = start + len(line) + 1
+
+    def _good_line(self, line: bytes) -> int:
+        if self._bad is not None:
+            self._judge_bad(followed_by_record=True)
+        return self.offset
+
+    def _bad_line(self, start: int, line: bytes) -> None:
+        if self._bad is not None:
+            self._judge_bad(followed_by_record=True)
+        self._bad = (start, len(line), len(line) <= MAX_LINE_BYTES and looks_torn(line))
+
+    def _judge_bad(self, *, followed_by_record: bool) -> None:
+        assert self._bad is not None
+        start, length, torn = self._bad
+        self._bad = None
+        if torn and followed_by_record:
+            self.torn += 1
+        else:
+            self._note_damage(Damage(start, length, "a line with a wrong checksum"))
+
+    def _skip(self, position: int) -> None:
+        if self._skipping is None:
+            if self._bad is not None:
+                self._judge_bad(followed_by_record=True)
+            self._skipping = self.offset
+        self.offset = position
+
+    def _end_skip(self, end: int) -> None:
+        assert self._skipping is not None
+        start, self._skipping = self._skipping, None
+        self._note_damage(Damage(start, end - start, "a line longer than any record"))
+
+    def _note_damage(self, damage: Damage) -> None:
+        self.damaged += 1
+        if len(self.damage) < MAX_DAMAGE_KEPT:
+            self.damage.append(damage)
+
+    def at_end(self) -> None:
+        """Judge a bad line that nothing follows, now that nobody can append behind it."""
+        if self._bad is not None:
+            self._judge_bad(followed_by_record=True)

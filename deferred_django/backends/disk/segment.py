@@ -1,0 +1,185 @@
+"""One write-ahead-log file as a reader knows it: which tasks are in it and where."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from dataclasses import dataclass
+from typing import Final
+
+from deferred_django.backends.disk import files, log_records, records
+from deferred_django.backends.disk.log_records import Run
+
+
+@dataclass(frozen=True, slots=True)
+class UnsyncedAdd:
+    """An ``add`` that no fsync has covered yet, as it was appended."""
+
+    id: str
+    nonce: str
+    record: bytes
+
+
+_NO_RUNS: Final[tuple[Run, ...]] = ()
+
+
+class Entry:
+    """One pending task: the newest ``add`` of its id in a segment, and its unfinished runs."""
+
+    __slots__ = (
+        "claimed",
+        "gone",
+        "id",
+        "length",
+        "nonce",
+        "offset",
+        "priority",
+        "publish_ms",
+        "queue",
+        "runs",
+        "segment",
+        "started",
+    )
+
+    def __init__(
+        self,
+        segment: Segment,
+        offset: int,
+        length: int,
+        task_id: str,
+        nonce: str,
+        publish_ms: int,
+        priority: int,
+        queue: str,
+    ) -> None:
+        self.segment = segment
+        self.offset = offset
+        self.length = length
+        self.id = task_id
+        self.nonce = nonce
+        self.publish_ms = publish_ms
+        self.priority = priority
+        self.queue = queue
+        self.runs = _NO_RUNS
+        self.gone = False
+        """Removed, replaced by a later ``add``, or its file is no longer the one at the path."""
+        self.claimed = False
+        """Claimed by this process: locks on one descriptor do not keep threads apart, this does."""
+        self.started = False
+        """This process has written its ``run``."""
+
+    def crashes(self, boot_id: str) -> int:
+        """How many workers died running it since the host's boot (if nobody runs it now)."""
+        return sum(run.boot_id == boot_id for run in self.runs)
+
+
+class Segment:
+    """The state of one segment, brought up to date by :meth:`read_on`. Not thread-safe."""
+
+    def __init__(self, name: str, path: str, fd: int, *, writable: bool) -> None:
+        self.name = name
+        self.path = path
+        self.fd = fd
+        self.writable = writable
+        self.scanner = records.Scanner()
+        self.tasks: dict[str, Entry] = {}
+        self.live_bytes = 0
+        self.unknown_records = 0
+        self.users = 0
+        """Claims of this process and calls under way: the descriptor stays open for them."""
+        self.unsynced: list[bytes] = []
+        self.unsynced_adds: list[UnsyncedAdd] = []
+        """What this process appended through this descriptor since the last fsync."""
+        self.is_synced_free = False
+        """Its last owner's writes are durable: it was fsynced when nobody owned it."""
+
+    @classmethod
+    def open(cls, name: str, path: str) -> Segment:
+        """Open for reading and, where the file's mode allows, for claims."""
+        try:
+            return cls(name, path, files.open_file(path, os.O_RDWR | os.O_APPEND), writable=True)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
+        return cls(name, path, files.open_file(path, os.O_RDONLY), writable=False)
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether it holds bytes that no write left: then it is kept, never erased."""
+        return self.scanner.damaged > 0 or self.unknown_records > 0
+
+    def read_on(self) -> list[Entry]:
+        """Read what was appended; return the tasks that are new and still pending."""
+        fresh: list[Entry] = []
+        tasks = self.tasks
+        for offset, length, body in self.scanner.read(self.fd):
+            try:
+                op, id_bytes, nonce_bytes, *rest = body.split(b":", 6)
+                task_id, nonce = id_bytes.decode("ascii"), nonce_bytes.decode("ascii")
+                if op == b"add":
+                    publish_ms, priority, queue, _ = rest
+                    entry = Entry(
+                        self,
+                        offset,
+                        length,
+                        task_id,
+                        nonce,
+                        int(publish_ms),
+                        int(priority),
+                        sys.intern(queue.decode("ascii")),
+                    )
+                    known = tasks.get(task_id)
+                    if known is not None:
+                        self._drop(known)
+                    tasks[task_id] = entry
+                    self.live_bytes += length
+                    fresh.append(entry)
+                    continue
+                known = tasks.get(task_id)
+                if known is not None and known.nonce != nonce:
+                    known = None
+                if op == b"run":
+                    worker, boot_id, started_ms = rest
+                    if known is not None:
+                        run = Run(worker.decode("ascii"), boot_id.decode("ascii"), int(started_ms))
+                        known.runs += (run,)
+                elif op == b"end":
+                    if known is not None:
+                        known.runs = known.runs[:-1]
+                elif op == b"rem":
+                    if known is not None:
+                        self._drop(known)
+                else:
+                    self.unknown_records += 1
+            except ValueError:
+                self.unknown_records += 1
+        return [entry for entry in fresh if not entry.gone]
+
+    def _drop(self, entry: Entry) -> None:
+        entry.gone = True
+        self.live_bytes -= entry.length
+        del self.tasks[entry.id]
+
+    def forget(self, entry: Entry) -> None:
+        """Take note of a ``rem`` that this process wrote before it is read back."""
+        if self.tasks.get(entry.id) is entry:
+            self._drop(entry)
+
+    def payload(self, entry: Entry) -> bytes:
+        """The task's context; ``ValueError`` if the bytes have changed since they were read."""
+        line = files.read_at(self.fd, entry.length, entry.offset)
+        if len(line) != entry.length or not records.is_valid(line):
+            raise ValueError(f"the record at byte {entry.offset} of {self.path} has changed")
+        return log_records.payload_of(line)
+
+    def mark_all_gone(self) -> None:
+        """The file is no longer the store's: none of what was read from it counts."""
+        for entry in self.tasks.values():
+            entry.gone = True
+        self.tasks.clear()
+        self.live_bytes = 0
+
+    def close(self) -> None:
+        """Close the descriptor; this process holds no claims in it."""
+        files.close(self.fd)

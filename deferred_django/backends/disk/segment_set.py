@@ -1,0 +1,110 @@
+"""All segments of a store as this process reads them, kept up to date with the directory.
+
+Not thread-safe: the tasks storage calls it under its mutex.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+
+from deferred_django.backends.disk.names import StoreNames
+from deferred_django.backends.disk.segment import Entry, Segment
+from deferred_django.backends.disk.watch import POLL_SECONDS, DirectoryWatch
+
+logger = logging.getLogger("deferred_django.disk")
+
+
+class SegmentSet:
+    """Opens segments that appear, reads on in those that grew, drops those that went."""
+
+    def __init__(self, names: StoreNames, found: Callable[[list[Entry]], None]) -> None:
+        """``found`` is given the pending tasks that were read."""
+        self._names = names
+        self._found = found
+        self._by_name: dict[str, Segment] = {}
+        self._dropped: list[Segment] = []
+        self._listed_at = 0.0
+        self.unreadable: dict[str, str] = {}
+        """Why a file of the store could not be opened, by its name."""
+
+    def segments(self) -> list[Segment]:
+        """The segments that are known."""
+        return list(self._by_name.values())
+
+    def all_open(self) -> list[Segment]:
+        """Those too whose file is no longer at its path but that are in use."""
+        return [*self._by_name.values(), *(s for s in self._dropped if s.users)]
+
+    def refresh(self, watch: DirectoryWatch | None = None) -> None:
+        """Bring everything up to date; only what the watch names, if it can tell."""
+        changed = watch.changed() if watch is not None else None
+        now = time.monotonic()
+        if changed is None or now - self._listed_at >= POLL_SECONDS:
+            self._listed_at = now
+            names = set(self._names.segments())
+            changed = names | self._by_name.keys()
+            for name in self.unreadable.keys() - names:
+                del self.unreadable[name]
+        for name in sorted(filter(self._names.is_segment, changed)):
+            self._look_at(name)
+        for segment in [segment for segment in self._dropped if not segment.users]:
+            self._dropped.remove(segment)
+            segment.close()
+
+    def _look_at(self, name: str) -> None:
+        path = self._names.at(name)
+        segment = self._by_name.get(name)
+        try:
+            there = os.stat(path)
+            if segment is not None:
+                here = os.fstat(segment.fd)
+                if (here.st_ino, here.st_dev) != (there.st_ino, there.st_dev):
+                    self.drop(segment)
+                    segment = None
+                elif there.st_size < segment.scanner.offset:
+                    logger.error("%s was cut off to %d bytes", path, there.st_size)
+                    self.drop(segment)
+                    segment = None
+                elif there.st_size == segment.scanner.offset:
+                    return
+            if segment is None:
+                segment = self._by_name[name] = Segment.open(name, path)
+            self.read_on(segment)
+            self.unreadable.pop(name, None)
+        except FileNotFoundError:
+            if segment is not None:
+                self.drop(segment)
+        except OSError as error:
+            if name not in self.unreadable:
+                logger.error("%s cannot be read: %s", path, error)
+            self.unreadable[name] = str(error)
+
+    def read_on(self, segment: Segment) -> None:
+        """Read what was appended to one segment, and report damage that is new."""
+        known = segment.scanner.damaged
+        fresh = segment.read_on()
+        if segment.scanner.damaged > known:
+            for damage in segment.scanner.damage[known:]:
+                logger.error("%s: byte %d: %s", segment.path, damage.offset, damage.reason)
+        if fresh:
+            self._found(fresh)
+
+    def drop(self, segment: Segment) -> None:
+        """The file is not the store's any more; its descriptor lives on while it is in use."""
+        if self._by_name.get(segment.name) is segment:
+            del self._by_name[segment.name]
+            segment.mark_all_gone()
+            self._dropped.append(segment)
+
+    def close(self) -> None:
+        """Close all descriptors that no claim needs."""
+        for segment in self.segments():
+            self.drop(segment)
+        for segment in self._dropped:
+            if not segment.users:
+                segment.close()
+        self._dropped = [segment for segment in self._dropped if segment.users]
+        self._listed_at = 0.0

@@ -1,0 +1,62 @@
+"""Reading a whole store through, changing nothing."""
+
+from __future__ import annotations
+
+import os
+
+from deferred_django.backends.base import Finding
+from deferred_django.backends.disk.names import StoreNames
+from deferred_django.backends.disk.segment import Segment
+
+
+def verify_segments(names: StoreNames) -> list[Finding]:
+    """What is wrong in the segments, those included that were kept because of damage."""
+    found: list[Finding] = []
+    for name in [*names.segments(), *names.asides()]:
+        path = names.at(name)
+        try:
+            found += _verify(path, name)
+        except FileNotFoundError:
+            continue  # drained and erased meanwhile
+        except OSError as error:
+            found.append(Finding(file=path, offset=None, kind="unreadable", detail=str(error)))
+    return found
+
+
+def _verify(path: str, name: str) -> list[Finding]:
+    segment = Segment.open(name, path)
+    try:
+        segment.read_on()
+        size = os.fstat(segment.fd).st_size
+        scanner = segment.scanner
+        scanner.at_end()
+        found = [
+            Finding(file=path, offset=damage.offset, kind="damage", detail=damage.reason)
+            for damage in scanner.damage
+        ]
+        further = scanner.damaged - len(scanner.damage)
+        if further:
+            found.append(
+                Finding(file=path, offset=None, kind="damage", detail=f"{further} more bad places")
+            )
+        if segment.unknown_records:
+            found.append(
+                Finding(
+                    file=path,
+                    offset=None,
+                    kind="damage",
+                    detail=f"{segment.unknown_records} records of an unknown kind",
+                )
+            )
+        if scanner.torn_in_all:
+            found.append(
+                Finding(
+                    file=path,
+                    offset=scanner.offset if scanner.offset < size else None,
+                    kind="torn",
+                    detail=f"{scanner.torn_in_all} unfinished writes",
+                )
+            )
+        return found
+    finally:
+        segment.close()

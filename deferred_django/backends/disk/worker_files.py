@@ -1,0 +1,113 @@
+"""Which worker processes are alive: a file each, locked while its worker lives."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import time
+from collections.abc import Sequence
+
+from deferred_django import ids
+from deferred_django.backends.base import WorkerInfo
+from deferred_django.backends.disk import files, locks
+from deferred_django.backends.disk.names import StoreNames
+
+_MAX_BYTES = 64 * 1024
+
+
+class WorkerFiles:
+    """This process's entry and a view of all. The lock is the truth, the content a description."""
+
+    def __init__(self, names: StoreNames, file_permissions: int) -> None:
+        self._names = names
+        self._permissions = file_permissions
+        self._own: tuple[int, str] | None = None
+
+    def reset(self) -> None:
+        """In a forked child: the entry is the parent's."""
+        self._own = None
+
+    def start(self, *, threads: int, queues: Sequence[str] | None) -> None:
+        """List this process as a worker until :meth:`stop` or its death."""
+        if self._own is not None:
+            return
+        files.make_directory(self._names.path, self._permissions)
+        path = self._names.at(self._names.worker(ids.process_token()))
+        content = {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "started_at": round(time.time(), 3),
+            "threads": threads,
+            "queues": None if queues is None else list(queues),
+        }
+        fd = files.create_file(path, os.O_RDWR, self._permissions)
+        self._own = (fd, path)
+        locks.try_whole(fd)
+        files.write(fd, json.dumps(content).encode("ascii") + b"\n")
+
+    def stop(self) -> None:
+        """Take this process off the list."""
+        if self._own is None:
+            return
+        fd, path = self._own
+        self._own = None
+        with contextlib.suppress(OSError):
+            files.unlink(path)
+        with contextlib.suppress(OSError):
+            locks.release_whole(fd)
+        files.close(fd)
+
+    def alive(self) -> list[WorkerInfo]:
+        """The workers that live now, the longest-lived first. Creates and removes nothing."""
+        found = []
+        for name in self._names.workers():
+            with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+                fd = files.open_file(self._names.at(name), os.O_RDONLY)
+                try:
+                    if locks.is_whole_free(fd):
+                        continue
+                    content = json.loads(files.read_at(fd, _MAX_BYTES, 0))
+                finally:
+                    files.close(fd)
+                found.append(self._info(self._names.token_of(name), content))
+        return sorted(found, key=lambda worker: (worker.started_at, worker.token))
+
+    def _info(self, token: str, content: dict[str, object]) -> WorkerInfo:
+        pid, queues = int(str(content["pid"])), content.get("queues")
+        host = str(content["host"])
+        return WorkerInfo(
+            token=token,
+            pid=pid,
+            host=host,
+            started_at=float(str(content["started_at"])),
+            threads=int(str(content.get("threads", 0))),
+            queues=tuple(map(str, queues)) if isinstance(queues, list) else None,
+            stopped=host == socket.gethostname() and _is_stopped(pid),
+        )
+
+    def remove_stale(self) -> None:
+        """Remove the files that dead workers left."""
+        for name in self._names.workers():
+            path = self._names.at(name)
+            if self._own is not None and path == self._own[1]:
+                continue
+            with contextlib.suppress(OSError):
+                fd = files.open_file(path, os.O_RDWR)
+                try:
+                    # An empty file may be a worker's that has not locked it yet.
+                    if os.fstat(fd).st_size and locks.try_whole(fd):
+                        if files.is_at_path(fd, path):
+                            files.unlink(path)
+                        locks.release_whole(fd)
+                finally:
+                    files.close(fd)
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="latin-1") as stat_file:
+            return stat_file.read().rpartition(")")[2].split()[0] in ("T", "t")
+    except (OSError, IndexError):
+        return False
