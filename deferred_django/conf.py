@@ -33,7 +33,8 @@ BACKENDS: Final[Mapping[str | None, str]] = {
 KEYS: Final = ("BACKEND", "PATH", "PREFIX", "FSYNC_FREQUENCY", "FILE_PERMISSIONS")
 """What ``DEFERRED`` may hold. A backend named by a dotted path may have keys besides these."""
 
-DEFAULT_DIRECTORY: Final = "storage"
+DEFAULTS: Final = BackendConfig(path=Path("storage"))
+"""What is not set. The path is below BASE_DIR, as every relative one."""
 MAX_PREFIX_BYTES: Final = 150
 """A file name has 255 bytes at most; the longest that follows a prefix needs fewer than 100."""
 MAX_FSYNC_FREQUENCY: Final = 3600.0
@@ -84,7 +85,7 @@ class _Reading:
     problems: list[Problem] = field(default_factory=list)
     backend: str | None = "disk"
     backend_class: type[Backend] | None = None
-    config: BackendConfig = field(default_factory=lambda: BackendConfig(path=Path()))
+    config: BackendConfig = field(default=DEFAULTS)
 
     @classmethod
     def of_settings(cls) -> _Reading:
@@ -124,10 +125,10 @@ class _Reading:
         value = self.values.get("BACKEND", "disk")
         allowed = f"allowed are {_listed(BACKENDS)} and the dotted path of a Backend class"
         if (value is None or isinstance(value, str)) and value in BACKENDS:
-            self.backend = None if value is None else str(value)
+            self.backend = None if value is None else _plain(value)
             path = BACKENDS[self.backend]
         elif isinstance(value, str) and "." in value:
-            self.backend = path = str(value)
+            self.backend = path = _plain(value)
         else:
             names = [name for name in BACKENDS if name is not None]
             self.reject(
@@ -160,7 +161,7 @@ class _Reading:
             # A relative path, the default too, is taken from BASE_DIR, here and once. A backend
             # that keeps no files must not make a project set BASE_DIR.
             needed = self.backend == "disk"
-            return self.below_base_dir(DEFAULT_DIRECTORY, "is not set", needed=needed)
+            return self.below_base_dir(str(DEFAULTS.path), "is not set", needed=needed)
         value = self.values["PATH"]
         text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
         if not isinstance(text, str) or not text or "\0" in text:
@@ -170,6 +171,7 @@ class _Reading:
                 "a str or a pathlib.Path.",
             )
             return Path()
+        text = _plain(text)
         if os.path.isabs(text):
             return Path(text)
         return self.below_base_dir(text, f"is the relative path {_shown(text)}", needed=True)
@@ -187,7 +189,7 @@ class _Reading:
         return Path(relative).absolute()
 
     def read_prefix(self) -> str:
-        value = self.values.get("PREFIX", BackendConfig.prefix)
+        value = self.values.get("PREFIX", DEFAULTS.prefix)
         if not isinstance(value, str):
             wrong = f"is {_shown(value)}; it must be a str"
         elif "/" in value or ".." in value:
@@ -197,12 +199,12 @@ class _Reading:
         elif len(value.encode()) > MAX_PREFIX_BYTES:
             wrong = f"is {len(value.encode())} bytes long; {MAX_PREFIX_BYTES} are allowed"
         else:
-            return str(value)
+            return _plain(value)
         self.reject("E005", f'{SETTING}["PREFIX"] {wrong}.')
-        return BackendConfig.prefix
+        return DEFAULTS.prefix
 
     def read_fsync_frequency(self) -> float:
-        value = self.values.get("FSYNC_FREQUENCY", BackendConfig.fsync_frequency)
+        value = self.values.get("FSYNC_FREQUENCY", DEFAULTS.fsync_frequency)
         # NaN is neither above nor below anything, so it is refused by the comparison.
         if _is_number(value) and 0 <= value <= MAX_FSYNC_FREQUENCY:
             return float(value)
@@ -211,10 +213,10 @@ class _Reading:
             f'{SETTING}["FSYNC_FREQUENCY"] is {_shown(value)}; it must be a number of seconds '
             f"from 0 (sync before enqueue returns) to {MAX_FSYNC_FREQUENCY:g}.",
         )
-        return BackendConfig.fsync_frequency
+        return DEFAULTS.fsync_frequency
 
     def read_file_permissions(self) -> int:
-        value = self.values.get("FILE_PERMISSIONS", BackendConfig.file_permissions)
+        value = self.values.get("FILE_PERMISSIONS", DEFAULTS.file_permissions)
         if isinstance(value, int) and not isinstance(value, bool):
             if value & 0o600 == 0o600 and value & ~0o666 == 0:
                 return int(value)
@@ -227,7 +229,12 @@ class _Reading:
             "read and write and nobody may execute, such as 0o600, 0o640 or 0o660.",
             _octal_hint(value),
         )
-        return BackendConfig.file_permissions
+        return DEFAULTS.file_permissions
+
+
+def _plain(text: str) -> str:
+    """The characters of a ``str`` or a subclass (``str(SafeString)`` is a SafeString again)."""
+    return str.__str__(text)
 
 
 def _is_number(value: object) -> bool:
@@ -253,7 +260,7 @@ def _listed(values: Any) -> str:
 
 
 def _did_you_mean(value: str, allowed: Any) -> str | None:
-    close = difflib.get_close_matches(value, allowed, n=1)
+    close = difflib.get_close_matches(value, allowed, n=1, cutoff=0.7)
     return f'Did you mean "{close[0]}"?' if close else None
 
 
