@@ -1,0 +1,197 @@
+"""What one enqueued call carries, and its encoding to the bytes that a backend stores.
+
+The bytes are one JSON object in ASCII without a raw newline, for example
+``{"v":1,"task":"shop.tasks.send","at":1792888200.25,"args":[7],"kwargs":{}}``; arguments have the
+form of :mod:`deferred_django.codec`. ``attempts``, ``user``, ``unknown_since`` and ``put_backs``
+are there when they say something. ``v`` is raised when older code could no longer read what is
+written.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from deferred_django import codec
+from deferred_django.backends.base import MAX_RECORD_BYTES
+from deferred_django.references import NotCarriedError
+
+VERSION = 1
+# The encoded values are a tree of our own making: nothing in it can be circular.
+_to_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False).encode
+
+
+@dataclass(frozen=True, slots=True)
+class TaskContext:
+    """One call of a task: which, with what, and what has happened to it since.
+
+    Shares nothing with the caller's objects. ``dataclasses.replace`` makes a changed one.
+    """
+
+    task: str
+    """The task's dotted name."""
+    args: list[Any]
+    """Positional arguments, encoded; :meth:`arguments` decodes them."""
+    kwargs: dict[str, Any]
+    """Keyword arguments, each value encoded."""
+    enqueued_at: float
+    """Unix seconds."""
+    attempts: int = 0
+    """How many attempts were made and failed."""
+    user_context: dict[str, Any] = field(default_factory=dict)
+    """What travels along besides the arguments, each value encoded."""
+    unknown_since: float | None = None
+    """Since when (unix seconds) no worker could import the task."""
+    put_backs: int = 0
+    """How often it was put back because no worker could import the task."""
+
+    @classmethod
+    def build(
+        cls,
+        task: str,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        *,
+        enqueued_at: float | None = None,
+        user_context: dict[str, Any] | None = None,
+        names: Sequence[str] = (),
+    ) -> TaskContext:
+        """The context of a call, its arguments encoded.
+
+        ``names`` are those of the positional parameters, for messages. Raises ``TypeError`` for
+        an argument that cannot be carried and ``ValueError`` for an unsaved model instance; both
+        name the argument and the way to the value in it.
+        """
+        name = ""
+        encoded: list[Any] = []
+        try:
+            for value in args:
+                encoded.append(codec.encode(value))  # noqa: PERF401 - its length is the position
+            encoded_kwargs = {}
+            for name, value in kwargs.items():
+                if codec.encode(name) != name:
+                    raise NotCarriedError("a name with such surrogates cannot be carried")
+                encoded_kwargs[name] = codec.encode(value)
+            encoded_user = {}
+            for name, value in (user_context or {}).items():
+                encoded_user[name] = codec.encode(value)
+        except NotCarriedError as refusal:
+            position = len(encoded)
+            if not name:
+                name = names[position] if position < len(names) else f"args[{position}]"
+            error = refusal.for_argument(name, task)
+        else:
+            at = round(time.time() if enqueued_at is None else enqueued_at, 3)
+            return cls(task, encoded, encoded_kwargs, at, user_context=encoded_user)
+        raise error
+
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The call's arguments as they were given.
+
+        Reads model instances from their databases and imports the modules of Enum classes, so
+        it needs a configured Django, must not be called on an event loop's thread, and raises
+        whatever those raise.
+        """
+        decode = codec.decode
+        args = tuple([decode(value) for value in self.args])
+        return args, {name: decode(value) for name, value in self.kwargs.items()}
+
+    def to_bytes(self) -> bytes:
+        """The bytes to store. Raises ``ValueError`` if they are more than a record can hold."""
+        values: dict[str, Any] = {
+            "v": VERSION,
+            "task": self.task,
+            "at": self.enqueued_at,
+            "args": self.args,
+            "kwargs": self.kwargs,
+        }
+        if self.attempts:
+            values["attempts"] = self.attempts
+        if self.user_context:
+            values["user"] = self.user_context
+        if self.unknown_since is not None:
+            values["unknown_since"] = self.unknown_since
+        if self.put_backs:
+            values["put_backs"] = self.put_backs
+        data = _to_json(values).encode("ascii")
+        if len(data) > MAX_RECORD_BYTES:
+            raise ValueError(
+                f"the arguments of {self.task} take {len(data)} bytes; "
+                f"a record holds {MAX_RECORD_BYTES} at most"
+            )
+        return data
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> TaskContext:
+        """The context that ``data`` holds. Raises ``ValueError`` that says why if it holds none."""
+        values = _read(data)
+        version = values.get("v")
+        if type(version) is not int or version < 1:
+            raise ValueError("not a task's context: it has no version")
+        if version > VERSION:
+            raise ValueError(
+                f"a context of version {version}, written by a newer deferred-django; "
+                f"this one reads version {VERSION}"
+            )
+        for key, kinds, required in _FIELDS:
+            if key in values or required:
+                value = values.get(key)
+                if not isinstance(value, kinds) or isinstance(value, bool):
+                    raise ValueError(f"not a task's context: {key!r} is missing or of a wrong type")
+        return cls(
+            values["task"],
+            values["args"],
+            values["kwargs"],
+            values["at"],
+            values.get("attempts", 0),
+            values.get("user", {}),
+            values.get("unknown_since"),
+            values.get("put_backs", 0),
+        )
+
+
+_FIELDS: tuple[tuple[str, type | tuple[type, ...], bool], ...] = (
+    ("task", str, True),
+    ("at", (int, float), True),
+    ("args", list, True),
+    ("kwargs", dict, True),
+    ("attempts", int, False),
+    ("user", dict, False),
+    ("unknown_since", (int, float), False),
+    ("put_backs", int, False),
+)
+
+
+def displayed(data: bytes) -> dict[str, Any]:
+    """``{"args": […], "kwargs": {…}}`` of a stored context, to show to a person. Never fails.
+
+    The values have the encoded form, which strict JSON can hold: ``json.dumps`` takes them as
+    they are. Neither the task's code nor a database is needed. Bytes that are not a context are
+    shown as text under ``"unreadable"``, with empty arguments.
+    """
+    try:
+        values = _read(data)
+        args, kwargs = values["args"], values["kwargs"]
+        if isinstance(args, list) and isinstance(kwargs, dict):
+            return {"args": args, "kwargs": kwargs}
+    except (ValueError, LookupError):
+        pass
+    text = bytes(data).decode("utf-8", "backslashreplace")
+    return {"args": [], "kwargs": {}, "unreadable": text}
+
+
+def _read(data: bytes) -> dict[str, Any]:
+    try:
+        values = json.loads(data.decode("ascii"), parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ValueError("not a task's context: it is nested too deep") from None
+    if not isinstance(values, dict):
+        raise ValueError("not a task's context: it is not an object")
+    return values
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"not a task's context: {name} is not JSON")

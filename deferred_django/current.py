@@ -1,0 +1,71 @@
+"""The task that runs here and now, for code inside it."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from deferred_django.retry import RetryDecision
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CurrentTask:
+    """One attempt of a task.
+
+    ``will_retry`` and ``will_retry_in`` say what happens if this attempt fails. They are worked
+    out when first asked for (or when the attempt fails) and then hold. A ``retry_interval`` sees
+    the exception that is being handled at that moment; asked for outside an ``except`` block, it
+    sees an ``UnknownOutcomeError`` exception in its place.
+    """
+
+    id: str
+    name: str
+    """The task's dotted name."""
+    attempt: int
+    """The number of this attempt, from 1."""
+    decision: RetryDecision = field(repr=False)
+    """The worker asks it with the exception once the attempt has failed."""
+
+    @property
+    def retries(self) -> int:
+        """How many attempts came before this one."""
+        return self.attempt - 1
+
+    @property
+    def is_retry(self) -> bool:
+        """Whether an attempt came before this one."""
+        return self.attempt > 1
+
+    @property
+    def will_retry(self) -> bool:
+        """Whether there will be another attempt if this one fails."""
+        return self.will_retry_in is not None
+
+    @property
+    def will_retry_in(self) -> float | None:
+        """Seconds from this attempt's failure to the next; ``None`` if there will be none."""
+        return self.decision.wait(sys.exception())
+
+
+_current: ContextVar[CurrentTask] = ContextVar("deferred_django_current_task")
+
+
+def current_task() -> CurrentTask:
+    """The task that this code runs in. Raises ``RuntimeError`` outside one."""
+    try:
+        return _current.get()
+    except LookupError:
+        raise RuntimeError("current_task() was called outside a task") from None
+
+
+@contextlib.contextmanager
+def running(current: CurrentTask) -> Iterator[CurrentTask]:
+    """Make ``current`` the current task of this thread's (or coroutine's) context inside."""
+    token = _current.set(current)
+    try:
+        yield current
+    finally:
+        _current.reset(token)

@@ -1,0 +1,104 @@
+"""Holding an enqueue until the transaction around it commits.
+
+Which transaction that is: the default alias's if that is in an ``atomic`` block, else that of
+the only alias that is in one. Only connections that this thread has used already are looked at,
+so outside an atomic block nothing of a database is touched.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from django.db import DEFAULT_DB_ALIAS, connections
+
+from deferred_django.context import TaskContext
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+    from deferred_django.queue import Queue
+
+logger = logging.getLogger("deferred_django")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnqueueOnCommit:
+    """One enqueue, ready to be written: the hook that a transaction calls after its commit."""
+
+    target: Queue
+    """The queue of the settings at the time of the call."""
+    context: TaskContext
+    task_id: str
+    publish_at: float | None
+    queue: str
+    priority: int
+
+    def write(self) -> str:
+        """Enqueue now and return the id. Raises what the queue raises."""
+        return self.target.enqueue(
+            self.context,
+            task_id=self.task_id,
+            publish_at=self.publish_at,
+            queue=self.queue,
+            priority=self.priority,
+        )
+
+    def __call__(self) -> None:
+        """Enqueue after the commit.
+
+        The transaction is over, so an error can undo nothing and must not keep other hooks from
+        running: it is logged with the task's id.
+        """
+        try:
+            self.write()
+        except Exception:
+            logger.error(
+                "task %s (%s) could not be enqueued after the commit and will not run",
+                self.task_id,
+                self.context.task,
+                exc_info=True,
+            )
+
+
+def current_transaction(on_commit: bool | str) -> BaseDatabaseWrapper | None:
+    """The connection whose commit an enqueue in this thread waits for, if there is one.
+
+    ``on_commit`` is ``True`` for the rule of this module, the alias to look at, or ``False`` for
+    none. Raises ``ValueError`` if several aliases, the default not among them, are in an atomic
+    block, or if there is no such alias.
+    """
+    if on_commit is False:
+        return None
+    in_atomic = [c for c in connections.all(initialized_only=True) if c.in_atomic_block]
+    if on_commit is not True and on_commit not in connections.settings:
+        raise ValueError(f"on_commit={on_commit!r}: there is no such database alias")
+    if not in_atomic:
+        return None
+    wanted = DEFAULT_DB_ALIAS if on_commit is True else on_commit
+    for connection in in_atomic:
+        if connection.alias == wanted:
+            return connection
+    if on_commit is not True:
+        return None
+    if len(in_atomic) > 1:
+        aliases = ", ".join(sorted(connection.alias for connection in in_atomic))
+        raise ValueError(
+            f"several databases are in an atomic block ({aliases}): say which one to wait for, "
+            "as in using(on_commit='alias')"
+        )
+    return in_atomic[0]
+
+
+def enqueue_or_hold(enqueue: EnqueueOnCommit, on_commit: bool | str) -> str:
+    """Enqueue now, or at the commit of the transaction around the call; return the id.
+
+    What is held is dropped by a rollback of its block or savepoint.
+    """
+    transaction = current_transaction(on_commit)
+    if transaction is None:
+        return enqueue.write()
+    enqueue.context.to_bytes()  # an oversized record is the caller's error, not the commit's
+    transaction.on_commit(enqueue, robust=True)
+    return enqueue.task_id
