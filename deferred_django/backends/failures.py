@@ -19,7 +19,7 @@ MAX_FRAMES = 20
 """Innermost frames kept of each traceback."""
 MAX_LINES = 400
 MAX_BACKTRACE_BYTES = 64_000
-MAX_NAME_CHARS = 300
+MAX_NAME_BYTES = 300
 MAX_NOTES = 50
 MAX_EXCEPTIONS = 40
 """Causes, contexts and members of groups that are printed, the exception itself included."""
@@ -35,19 +35,19 @@ Description = tuple[str, str, list[str]]
 def describe(exception: BaseException) -> Description:
     """The exception's class, message and backtrace, ready to be stored. Never raises.
 
-    The class is named as a traceback prints it (``ValueError``, ``django.db.utils.IntegrityError``).
+    The class is named as a traceback prints it: ``ValueError``, ``django.db.utils.IntegrityError``.
     The message has at most 16,000 bytes of UTF-8. The backtrace is a list of lines without their
     newlines, as :mod:`traceback` prints them with causes, notes and groups: the innermost 20 frames
     of each traceback, at most 400 lines and 64,000 bytes; what is left out is marked.
     """
     name = _class_name(exception)
     message = safe_str(exception)
-    for suggestions in (True, False):
-        try:
-            return name, message, _backtrace(exception, suggestions=suggestions)
-        except BaseException:  # the user's code may raise anything, and the failure must be kept
-            continue
-    return name, message, _cut_lines(f"{name}: {message}".split("\n"))
+    backtrace = (
+        _try_backtrace(exception, suggestions=True)
+        or _try_backtrace(exception, suggestions=False)
+        or _cut_lines(f"{name}: {message}".split("\n"))
+    )
+    return name, message, backtrace
 
 
 def safe_str(value: object) -> str:
@@ -79,22 +79,19 @@ def _cut(text: str, limit: int) -> str:
 
 def _name_of(cls: type) -> str:
     """The class's qualified name; its metaclass is only asked by way of ``type``."""
-    for attribute in ("__qualname__", "__name__"):
-        try:
-            name = type.__getattribute__(cls, attribute)
-        except BaseException:  # a metaclass's property can raise anything
-            continue
-        if isinstance(name, str):
-            return _cut(name, MAX_NAME_CHARS)
-    return _UNKNOWN
+    return _text_of(cls, "__qualname__") or _text_of(cls, "__name__") or _UNKNOWN
 
 
 def _module_of(cls: type) -> str:
+    return _text_of(cls, "__module__") or _UNKNOWN
+
+
+def _text_of(cls: type, attribute: str) -> str | None:
     try:
-        module = type.__getattribute__(cls, "__module__")
-    except BaseException:  # as above
-        return _UNKNOWN
-    return _cut(module, MAX_NAME_CHARS) if isinstance(module, str) else _UNKNOWN
+        text = type.__getattribute__(cls, attribute)
+        return _cut(text, MAX_NAME_BYTES) if issubclass(type(text), str) else None
+    except BaseException:  # a metaclass's property can raise anything
+        return None
 
 
 def _class_name(exception: BaseException) -> str:
@@ -190,7 +187,7 @@ class _Mirror:
         return members
 
 
-class _LeftOut(Exception):
+class _LeftOut(Exception):  # noqa: N818 - printed, not raised
     """Printed in place of the members of a group that are too many."""
 
     __module__ = "builtins"
@@ -231,7 +228,7 @@ def _syntax_error_arguments(exception: BaseException) -> tuple[Any, ...] | None:
         _attribute(exception, name, int)
         for name in ("lineno", "offset", "end_lineno", "end_offset")
     ]
-    if text is not None and len(text) > MAX_NAME_CHARS:  # a caret in a line that long helps nobody
+    if text is not None and len(text) > MAX_NAME_BYTES:  # a caret in a line that long helps nobody
         text = None
     place = (filename, numbers[0], numbers[1], text, numbers[2], numbers[3])
     return (_cut(message, MAX_MESSAGE_BYTES), place)
@@ -252,16 +249,19 @@ def _notes(exception: BaseException) -> list[str]:
 # -- printing ------------------------------------------------------------------------------------
 
 
-def _backtrace(exception: BaseException, *, suggestions: bool) -> list[str]:
-    stand_in = _Mirror(suggestions=suggestions).of(exception)
-    printed = traceback.TracebackException(
-        type(stand_in), stand_in, stand_in.__traceback__, limit=-MAX_FRAMES, compact=True
-    )
-    return _cut_lines("".join(printed.format()).removesuffix("\n").split("\n"))
+def _try_backtrace(exception: BaseException, *, suggestions: bool) -> list[str] | None:
+    try:
+        stand_in = _Mirror(suggestions=suggestions).of(exception)
+        printed = traceback.TracebackException(
+            type(stand_in), stand_in, stand_in.__traceback__, limit=-MAX_FRAMES, compact=True
+        )
+        return _cut_lines("".join(printed.format()).removesuffix("\n").split("\n"))
+    except BaseException:  # the user's code may raise anything, and the failure must be kept
+        return None
 
 
 def _cut_lines(lines: list[str]) -> list[str]:
-    """At most 400 lines and 64,000 bytes: the beginning and, mostly, the end, which matters more."""
+    """At most 400 lines and 64,000 bytes: the beginning and, mostly, the end."""
     lines = [_cut(line, MAX_MESSAGE_BYTES) for line in lines]
     if len(lines) <= MAX_LINES and _size(lines) <= MAX_BACKTRACE_BYTES:
         return lines

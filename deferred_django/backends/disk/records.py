@@ -20,6 +20,8 @@ from deferred_django.backends.base import MAX_RECORD_BYTES
 from deferred_django.backends.disk import files
 
 CHUNK_BYTES = 256 * 1024
+HEAD_BYTES = 512
+"""What is kept of a line that is only looked through: its checksum, kind and id are in it."""
 CRC_BYTES = 9
 """The checksum and its colon."""
 MAX_LINE_BYTES = MAX_RECORD_BYTES + CRC_BYTES
@@ -51,11 +53,11 @@ def unescape(payload: bytes) -> bytes:
         raise ValueError(f"unknown escape in a record: {error}") from None
 
 
-def encode(body: bytes) -> bytes:
-    """The line of a body, without newlines around it; ``ValueError`` if it is over 64 MiB."""
-    if len(body) > MAX_RECORD_BYTES:
+def encode(body: bytes, limit: int = MAX_RECORD_BYTES) -> bytes:
+    """The line of a body, without newlines around it; ``ValueError`` if it is over the limit."""
+    if len(body) > limit:
         raise ValueError(
-            f"a record of {len(body):,} bytes is over the limit of {MAX_RECORD_BYTES:,}: "
+            f"a record of {len(body):,} bytes is over the limit of {limit:,}: "
             "pass a reference to the data instead of the data"
         )
     return b"%08x:%b" % (crc32(body), body)
@@ -83,12 +85,48 @@ class Damage:
     reason: str
 
 
+@dataclass(slots=True)
+class _LongLine:
+    """A line that is not held in memory as a whole: its checksum is computed as it passes."""
+
+    start: int
+    length: int
+    head: bytes
+    crc: int
+
+    @classmethod
+    def begin(cls, start: int, data: bytes) -> _LongLine:
+        return cls(start, len(data), data[:HEAD_BYTES], crc32(data[CRC_BYTES:]))
+
+    def feed(self, data: bytes) -> None:
+        self.length += len(data)
+        self.crc = crc32(data, self.crc)
+
+    def is_valid(self) -> bool:
+        return self.head[:CRC_BYTES] == b"%08x:" % self.crc
+
+
 class Scanner:
-    """Reads the records of an append-only file, going on where it last stopped."""
+    """Reads the records of an append-only file, going on where it last stopped.
 
-    __slots__ = ("_bad", "_skipping", "_tail_torn", "damage", "damaged", "offset", "torn")
+    With ``heads_only`` a line longer than 256 KiB is checked while it passes, and only the first
+    bytes of its body are given: memory is bounded by that, whatever the length of a line. An
+    unfinished last line is then read again by the next :meth:`read`.
+    """
 
-    def __init__(self, offset: int = 0) -> None:
+    __slots__ = (
+        "_bad",
+        "_heads_only",
+        "_limit",
+        "_long",
+        "_tail_torn",
+        "damage",
+        "damaged",
+        "offset",
+        "torn",
+    )
+
+    def __init__(self, offset: int = 0, *, heads_only: bool = False) -> None:
         self.offset = offset
         """Where the first byte not yet understood is: the beginning of a line."""
         self.torn = 0
@@ -97,8 +135,15 @@ class Scanner:
         self.damaged = 0
         # A bad line is judged by the line behind it, which may come with a later read.
         self._bad: tuple[int, int, bool] | None = None
-        self._skipping: int | None = None
+        self._long: _LongLine | None = None
+        self._heads_only = heads_only
+        self._limit = CHUNK_BYTES if heads_only else MAX_LINE_BYTES
         self._tail_torn = False
+
+    @property
+    def settled(self) -> int:
+        """Where the first byte is whose meaning a later read may still change."""
+        return self.offset if self._bad is None else self._bad[0]
 
     @property
     def torn_in_all(self) -> int:
@@ -125,8 +170,8 @@ class Scanner:
             if cut < 0:
                 held += len(chunk)
                 parts.append(chunk)
-                if held > MAX_LINE_BYTES:
-                    self._skip(position)
+                if held > self._limit:
+                    self._pass_by(b"".join(parts))
                     parts, held = [], 0
                 continue
             parts.append(chunk[:cut])
@@ -135,8 +180,9 @@ class Scanner:
             held = len(parts[0])
             yield from self._lines(block)
         tail = b"".join(parts)
-        if tail and self._skipping is not None:
-            self._skip(position)
+        if self._long is not None:
+            self._pass_by(tail)
+            yield from self._unended_long_line()
         elif tail and is_valid(tail):
             start = self._good_line(tail)
             self.offset += len(tail)
@@ -147,8 +193,8 @@ class Scanner:
     def _lines(self, block: bytes) -> Iterator[tuple[int, int, bytes]]:
         for line in block.split(b"\n"):
             start = self.offset
-            if self._skipping is not None:
-                self._end_skip(start + len(line))
+            if self._long is not None:
+                yield from self._end_long_line(line)
             elif not line:
                 if self._bad is not None:
                     self._judge_bad(followed_by_record=False)
@@ -181,17 +227,38 @@ class Scanner:
         else:
             self._note_damage(Damage(start, length, "a line with a wrong checksum"))
 
-    def _skip(self, position: int) -> None:
-        if self._skipping is None:
-            if self._bad is not None:
-                self._judge_bad(followed_by_record=True)
-            self._skipping = self.offset
-        self.offset = position
+    def _pass_by(self, data: bytes) -> None:
+        if self._long is None:
+            self._long = _LongLine.begin(self.offset, data)
+        else:
+            self._long.feed(data)
+        self.offset += len(data)
 
-    def _end_skip(self, end: int) -> None:
-        assert self._skipping is not None
-        start, self._skipping = self._skipping, None
-        self._note_damage(Damage(start, end - start, "a line longer than any record"))
+    def _end_long_line(self, rest: bytes) -> Iterator[tuple[int, int, bytes]]:
+        assert self._long is not None
+        line, self._long = self._long, None
+        line.feed(rest)
+        valid = self._heads_only and line.is_valid()
+        if self._bad is not None:
+            self._judge_bad(followed_by_record=True)
+        if valid:
+            self.offset = line.start + line.length
+            yield line.start, line.length, line.head[CRC_BYTES:]
+        elif line.length <= MAX_LINE_BYTES and looks_torn(line.head):
+            self._bad = (line.start, line.length, True)
+        else:
+            self._note_damage(Damage(line.start, line.length, "a long line that is no record"))
+
+    def _unended_long_line(self) -> Iterator[tuple[int, int, bytes]]:
+        if not self._heads_only:
+            return  # it goes on in the next read
+        assert self._long is not None
+        if self._long.is_valid():
+            yield from self._end_long_line(b"")
+        else:
+            self.offset = self._long.start
+            self._long = None
+            self._tail_torn = True
 
     def _note_damage(self, damage: Damage) -> None:
         self.damaged += 1
