@@ -1,0 +1,38 @@
+"""Questions to the person at the terminal."""
+
+from __future__ import annotations
+
+import sys
+
+from django.core.management import CommandError
+
+from deferred_django.console.output import Output
+
+
+def require_consent_is_possible(*, noinput: bool) -> None:
+    """``CommandError`` (exit code 2) where nobody can be asked and ``--noinput`` was not given."""
+    if not noinput and not (sys.stdin is not None and sys.stdin.isatty()):
+        raise CommandError(
+            "There is no terminal to ask at: give --noinput to go on without a question. "
+            "Nothing was changed.",
+            returncode=2,
+        )
+
+
+def ask(err: Output, question: str) -> None:
+    """Return if the answer is yes; ``CommandError`` (exit code 1) for anything else.
+
+    The question goes to stderr, where it is seen though stdout is a file.
+    """
+    err.write(err.escape(f"{question} [y/N] "))
+    err.flush()
+    try:
+        answer = input()
+    except (EOFError, UnicodeError):
+        err.line()
+        answer = ""
+    except KeyboardInterrupt:
+        err.line()
+        raise CommandError("Interrupted. Nothing was changed.", returncode=130) from None
+    if answer.strip().lower() not in ("y", "yes"):
+        raise CommandError("Nothing was changed.")
