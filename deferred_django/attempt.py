@@ -1,0 +1,131 @@
+"""The task's own code: called in isolation, and whatever it raises caught.
+
+Each attempt runs in a context of its own (:mod:`contextvars`), so that language, time zone,
+decimal context and context variables of one task never reach the next. ``SystemExit``,
+``KeyboardInterrupt``, ``GeneratorExit`` and ``CancelledError`` are failures like any other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import os
+from types import TracebackType
+
+from asgiref.sync import async_to_sync
+from django.core.cache import caches
+
+from deferred_django import connections, event_loop
+from deferred_django.context import TaskContext
+from deferred_django.current import CurrentTask, running
+from deferred_django.event_loop import EventLoop
+from deferred_django.task import DeferredTask
+
+_OWN_FILES = frozenset({__file__, event_loop.__file__})
+
+Failure = tuple[BaseException, float | None]
+"""What a task raised, and the seconds to its next attempt (``None``: there is none)."""
+
+
+def run_attempt(
+    task: DeferredTask[..., object],
+    context: TaskContext,
+    current: CurrentTask,
+    *,
+    loop: EventLoop | None = None,
+    check_connections: bool = False,
+) -> Failure | None:
+    """Run the task once, in this thread or (``async def``) on ``loop``, and ask its retry policy.
+
+    Without a ``loop``, an async task runs on one that lives for this call only, and its
+    thread-sensitive code runs in this thread.
+    """
+    own = contextvars.Context()
+    pid = os.getpid()
+    if check_connections:
+        connections.before_task()
+    if task.is_async:
+        error = _run_async(task, context, current, own, loop, check_connections)
+    else:
+        error = own.run(_run_sync, task, context, current)
+    if os.getpid() != pid:
+        # The task forked and its child came back here, where only the parent has a claim.
+        os._exit(0)
+    failure = None
+    if error is not None:
+        error = BaseException.with_traceback(error, _without_own_frames(error.__traceback__))
+        failure = error, own.run(current.decision.wait, error)
+    if check_connections:
+        connections.after_task()
+    return failure
+
+
+def _run_sync(
+    task: DeferredTask[..., object], context: TaskContext, current: CurrentTask
+) -> BaseException | None:
+    try:
+        with running(current):
+            args, kwargs = context.arguments()
+            task.func(*args, **kwargs)
+    except BaseException as error:
+        return error
+    finally:
+        _close_caches()
+    return None
+
+
+def _run_async(
+    task: DeferredTask[..., object],
+    context: TaskContext,
+    current: CurrentTask,
+    own: contextvars.Context,
+    loop: EventLoop | None,
+    check_connections: bool,
+) -> BaseException | None:
+    async def call() -> None:
+        with running(current):
+            if check_connections:
+                await connections.before_async_task()
+            try:
+                await task.func(*args, **kwargs)  # type: ignore[misc]
+            finally:
+                _close_caches()
+                if check_connections:
+                    await connections.after_async_task()
+
+    async def guarded() -> BaseException | None:
+        try:
+            await call()
+        except BaseException as error:
+            return error
+        return None
+
+    try:
+        args, kwargs = own.run(context.arguments)
+    except BaseException as error:
+        return error
+    if loop is None and not _in_event_loop():
+        return own.run(async_to_sync(guarded))
+    return (loop or event_loop.process_loop()).run(call, own)
+
+
+def _in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _without_own_frames(traceback: TracebackType | None) -> TracebackType | None:
+    # People want to see their code; if it was never reached, the frames stay.
+    inner = traceback
+    while inner is not None and inner.tb_frame.f_code.co_filename in _OWN_FILES:
+        inner = inner.tb_next
+    return inner or traceback
+
+
+def _close_caches() -> None:
+    # A task's context has cache connections of its own, as a request's has.
+    for cache in caches.all(initialized_only=True):
+        cache.close()

@@ -1,0 +1,142 @@
+"""One attempt of one claimed task, from its stored bytes to the record of its outcome."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+
+from deferred_django import logs
+from deferred_django.attempt import Failure, run_attempt
+from deferred_django.backends.base import ClaimedTask
+from deferred_django.context import TaskContext
+from deferred_django.current import CurrentTask
+from deferred_django.event_loop import EventLoop
+from deferred_django.hold import Abandoned, Hold
+from deferred_django.queue import MAX_CRASHES, UNREADABLE_TASK, Queue
+from deferred_django.retry import RetryDecision
+from deferred_django.task import resolve_task
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
+"""Seconds between the tries to write an outcome, doubling."""
+
+
+class Outcome(enum.Enum):
+    """What became of a claim."""
+
+    SUCCEEDED = "succeeded"
+    RETRIED = "retried"
+    DIED = "died"
+    PUT_BACK = "put back"
+    """Its name is not known here."""
+    NOT_STARTED = "not started"
+    """The start could not be recorded; the claim is let go."""
+
+
+def execute(
+    queue: Queue,
+    claim: ClaimedTask,
+    *,
+    hold: Hold | None = None,
+    loop: EventLoop | None = None,
+    check_connections: bool = False,
+) -> Outcome:
+    """Run one attempt of a claimed task in this thread and write what came of it.
+
+    ``async def`` tasks run on ``loop``, or without one on a loop that lives for this call only.
+    ``check_connections`` says that the thread does nothing but run tasks (see
+    :mod:`deferred_django.connections`). Raises ``OSError`` only without a ``hold`` that has a
+    ``stopping`` event, and :class:`Abandoned` if the claim was taken away.
+    """
+    hold = hold or Hold()
+    hold.claim = claim
+    try:
+        context = TaskContext.from_bytes(claim.context)
+    except Exception as error:  # whatever the bytes do to the decoder: no worker can run them
+        if claim.crashes >= MAX_CRASHES:
+            return _end_lost(queue, claim, None, hold)
+        return _end_unreadable(queue, claim, error, hold)
+    if claim.crashes >= MAX_CRASHES:
+        return _end_lost(queue, claim, context, hold)
+    try:
+        task = resolve_task(context.task)
+    except Exception as error:  # the import of a project's module may raise anything
+        return _end_unknown(queue, claim, context, error, hold)
+    try:
+        with hold:
+            queue.start(claim)
+    except OSError as error:
+        logs.store_error("Recording the start of a task", error)
+        with hold.ending:
+            queue.release(claim)
+        return Outcome.NOT_STARTED
+
+    current = CurrentTask(
+        claim.id,
+        context.task,
+        context.attempts + 1,
+        RetryDecision(task.retry_policy, context.attempts + 1),
+    )
+    failure = run_attempt(task, context, current, loop=loop, check_connections=check_connections)
+    if failure is None:
+        _settle(hold, lambda: _complete(queue, claim, hold))
+        return Outcome.SUCCEEDED
+    return _end_failed(queue, claim, context, failure, hold)
+
+
+def _complete(queue: Queue, claim: ClaimedTask, hold: Hold) -> None:
+    with hold.ending:
+        queue.complete(claim)
+
+
+def _settle(hold: Hold, write: Callable[[], object]) -> None:
+    """Write an outcome; if that fails, keep it and try again. The task is not run again."""
+    pause = FIRST_PAUSE
+    while True:
+        try:
+            write()
+        except Abandoned:
+            raise
+        except Exception as error:  # of the store; anything else must not lose the outcome either
+            logs.store_error("Recording the outcome of a task", error)
+            hold.pause(pause, error)
+            pause = min(pause * 2, LONGEST_PAUSE)
+        else:
+            return
+
+
+def _end_failed(
+    queue: Queue, claim: ClaimedTask, context: TaskContext, failure: Failure, hold: Hold
+) -> Outcome:
+    error, wait = failure
+    _settle(hold, lambda: queue.fail(claim, context, error, wait, guard=hold.ending))
+    attempt = context.attempts + 1
+    if wait is None:
+        logs.task_died(context.task, claim.id, attempt, error)
+        return Outcome.DIED
+    logs.task_retried(context.task, claim.id, attempt, error, wait)
+    return Outcome.RETRIED
+
+
+def _end_lost(queue: Queue, claim: ClaimedTask, context: TaskContext | None, hold: Hold) -> Outcome:
+    _settle(hold, lambda: queue.lost(claim, context, guard=hold.ending))
+    name = UNREADABLE_TASK if context is None else context.task
+    logs.task_lost(name, claim.id, claim.crashes)
+    return Outcome.DIED
+
+
+def _end_unreadable(queue: Queue, claim: ClaimedTask, error: Exception, hold: Hold) -> Outcome:
+    _settle(hold, lambda: queue.unreadable(claim, error, guard=hold.ending))
+    logs.task_unreadable(claim.id, error)
+    return Outcome.DIED
+
+
+def _end_unknown(
+    queue: Queue, claim: ClaimedTask, context: TaskContext, error: Exception, hold: Hold
+) -> Outcome:
+    died: list[bool] = []
+    _settle(
+        hold,
+        lambda: died.append(queue.unknown_task(claim, context, error, guard=hold.ending)),
+    )
+    logs.task_unknown(context.task, error)
+    return Outcome.DIED if died[-1] else Outcome.PUT_BACK

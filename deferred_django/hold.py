@@ -1,0 +1,89 @@
+"""Who may act on a claim: the thread that works on it, until a stopping worker takes it away."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import TracebackType
+
+from deferred_django.backends.base import ClaimedTask
+from deferred_django.queue import Guard
+
+_STOPPING_PAUSE = 0.1
+
+
+class Abandoned(Exception):  # noqa: N818 - not an error: the claim is another's business now
+    """The claim was taken away from the thread that worked on it."""
+
+
+class Hold:
+    """One thread's right to act on the claim that it works on.
+
+    A worker that stops takes the claim from a thread that it cannot stop. Every call that acts
+    on the claim is made inside this hold, so that none follows after :meth:`abandon`.
+    """
+
+    __slots__ = ("_lock", "_stopping", "abandoned", "claim", "ending")
+
+    def __init__(self, stopping: threading.Event | None = None) -> None:
+        """With ``stopping``, an outcome that cannot be written is tried again and again (a set
+        event ends the pause); without, the error is raised."""
+        self.claim: ClaimedTask | None = None
+        """What the thread works on; ``None`` once its outcome is written."""
+        self.abandoned = False
+        self.ending: Guard = _Ending(self)
+        """Entered around the call that lets go of the claim."""
+        self._lock = threading.Lock()
+        self._stopping = stopping
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        if self.abandoned:
+            self._lock.release()
+            raise Abandoned
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None
+    ) -> None:
+        self._lock.release()
+
+    def abandon(self, timeout: float) -> ClaimedTask | None:
+        """Take the claim away; return it if there is one that can safely be put back."""
+        free = self._lock.acquire(timeout=max(timeout, 0.0))
+        self.abandoned = True
+        try:
+            # A thread that is stuck in a call on the claim keeps it until the process is gone.
+            return self.claim if free else None
+        finally:
+            if free:
+                self._lock.release()
+
+    def pause(self, seconds: float, error: BaseException) -> None:
+        """Wait before the next try to write the outcome, or raise ``error`` if there is none."""
+        if self._stopping is None:
+            raise error
+        if self._stopping.is_set():
+            time.sleep(_STOPPING_PAUSE)
+        else:
+            self._stopping.wait(seconds)
+        if self.abandoned:
+            raise Abandoned
+
+
+class _Ending:
+    """The hold, given up by a call that succeeds."""
+
+    __slots__ = ("_hold",)
+
+    def __init__(self, hold: Hold) -> None:
+        self._hold = hold
+
+    def __enter__(self) -> None:
+        self._hold.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._hold.claim = None
+        self._hold.__exit__(kind, error, traceback)

@@ -1,0 +1,113 @@
+"""What the package logs about the work: one function for each event, and bounded rates.
+
+Arguments of tasks never appear in a log line; a task's exception does when it dies.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+logger = logging.getLogger("deferred_django")
+
+REPEAT_SECONDS = 10.0
+"""A condition that lasts (a full disk) is logged once in so many seconds."""
+MAX_NAMES = 10_000
+
+
+class Bounded:
+    """Lets each key through once in ``seconds``, or once altogether (``None``). Thread-safe."""
+
+    def __init__(self, seconds: float | None = REPEAT_SECONDS) -> None:
+        self._seconds = seconds
+        self._last: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def allows(self, key: str) -> bool:
+        """Whether the key may be logged now; that counts as its being logged."""
+        now = time.monotonic()
+        with self._lock:
+            last = self._last.get(key)
+            if last is not None and (self._seconds is None or now - last < self._seconds):
+                return False
+            if len(self._last) >= MAX_NAMES:  # bounded memory; a key may then be logged again
+                self._last.clear()
+            self._last[key] = now
+            return True
+
+
+_errors = Bounded()
+_unknown_names = Bounded(None)
+
+
+def _kind(error: BaseException) -> str:
+    return type(error).__qualname__
+
+
+def task_retried(task: str, task_id: str, attempt: int, error: BaseException, wait: float) -> None:
+    """An attempt failed and there will be another."""
+    logger.warning(
+        "Task %s (%s) failed in attempt %d with %s; it runs again in %.0f s.",
+        task,
+        task_id,
+        attempt,
+        _kind(error),
+        wait,
+    )
+
+
+def task_died(task: str, task_id: str, attempts: int, error: BaseException) -> None:
+    """A task became a dead task."""
+    logger.error(
+        "Task %s (%s) failed after %d attempts with %s; it is a dead task now.",
+        task,
+        task_id,
+        attempts,
+        _kind(error),
+        exc_info=error,
+    )
+
+
+def task_unreadable(task_id: str, error: BaseException) -> None:
+    """A task's stored bytes are no context."""
+    logger.error("Task %s cannot be read (%s); it is a dead task now.", task_id, error)
+
+
+def task_lost(task: str, task_id: str, crashes: int) -> None:
+    """A task's workers died under it too often."""
+    logger.error(
+        "Task %s (%s) is a dead task now: the worker process died %d times while it ran it.",
+        task,
+        task_id,
+        crashes,
+    )
+
+
+def task_unknown(task: str, error: BaseException) -> None:
+    """A name leads to no task in this process: logged once for each name."""
+    if _unknown_names.allows(task):
+        logger.warning(
+            "Task %s is not known here (%s: %s); such tasks are put back for a worker that "
+            "knows it.",
+            task,
+            _kind(error),
+            error,
+        )
+
+
+def store_error(doing: str, error: BaseException) -> None:
+    """The store failed at ``doing``; it is tried again. Logged at a bounded rate."""
+    if _errors.allows(doing):
+        unforeseen = not isinstance(error, OSError)
+        logger.error(
+            "%s failed: %s. It is tried again until it succeeds.",
+            doing,
+            f"{_kind(error)}: {error}",
+            exc_info=error if unforeseen else None,
+        )
+
+
+def put_back(task_id: str) -> None:
+    """A stopping worker put back a task that had not ended in time."""
+    logger.warning("Task %s did not end in time; it is put back and runs again.", task_id)
