@@ -1,4 +1,4 @@
-"""The disk backend: a write-ahead log and a dead-tasks store in one directory. Imports no Django."""
+"""The disk backend: a task log and a dead-tasks store in one directory. Imports no Django."""
 
 from __future__ import annotations
 

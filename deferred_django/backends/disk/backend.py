@@ -220,17 +220,14 @@ def _held(claim: ClaimedTask) -> Entry:
 
 def _pending(entry: Entry, context: bytes, *, claimed: bool, now_ms: float) -> PendingTask:
     run = entry.runs[-1] if claimed and entry.runs else None
-    if claimed:
-        status = "running"
-    else:
-        status = "delayed" if entry.publish_ms > now_ms else "pending"
+    waiting = "delayed" if entry.publish_ms > now_ms else "pending"
     return PendingTask(
         id=entry.id,
         context=context,
         publish_at=entry.publish_ms / 1000,
         queue=entry.queue,
         priority=entry.priority,
-        status=status,
+        status="running" if claimed else waiting,
         worker=run.worker if run else None,
         running_since=run.started_ms / 1000 if run else None,
     )

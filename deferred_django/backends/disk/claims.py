@@ -7,7 +7,8 @@ end, and look whether the record is still its task's newest. Only then is it hel
 
 from __future__ import annotations
 
-import contextlib
+import itertools
+import logging
 import time
 from collections.abc import Collection, Iterator
 
@@ -15,6 +16,8 @@ from deferred_django.backends.disk import files, tidy
 from deferred_django.backends.disk.due_index import DueIndex
 from deferred_django.backends.disk.segment import Entry, Segment
 from deferred_django.backends.disk.segment_set import SegmentSet
+
+logger = logging.getLogger("deferred_django.disk")
 
 HELD_RETRY_SECONDS = 0.25
 """How soon a record that somebody else holds is tried again."""
@@ -80,10 +83,9 @@ class Claims:
                 if (count := count + 1) == limit:
                     break
         except OSError:
-            for segment, entries in locked.items():
-                for entry in entries:
-                    self.let_go(entry)
-                    self._index.hold(entry, retry_at)
+            for entry in itertools.chain(*locked.values()):
+                self.let_go(entry)
+                self._index.hold(entry, retry_at)
             raise
         return locked
 
@@ -118,5 +120,7 @@ class Claims:
         entry.claimed = False
         entry.started = False
         entry.segment.users -= 1
-        with contextlib.suppress(OSError):  # an unlock of a valid descriptor does not fail
+        try:
             files.unlock(entry.segment.fd, entry.offset, entry.length)
+        except OSError as error:  # an unlock of a valid descriptor does not fail
+            logger.error("task %s stays claimed: %s", entry.id, error)

@@ -1,7 +1,7 @@
 """The framing of records, for the write-ahead log and the dead-tasks store alike.
 
-A record is a line: ``{crc32 of what follows the colon, 8 lower-case hex digits}:{body}``. The body's
-fields are joined by colons; all but the last hold ``[A-Za-z0-9_.-]`` only, and the last, the
+A record is a line: ``{crc}:{body}``, with the CRC-32 of the body as 8 lower-case hex digits. The
+body's fields are joined by colons; all but the last hold ``[A-Za-z0-9_.-]`` only, and the last, the
 payload, has its backslashes and newlines escaped. Lines are split at ``\\n`` alone.
 
 A bad line is one of two things. *Torn* is the beginning of a record whose writer did not finish:

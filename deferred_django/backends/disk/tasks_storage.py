@@ -66,6 +66,7 @@ class TasksStorage:
         self._watch: DirectoryWatch | None = None
         self._claiming = False
         self._fruitless = 0
+        self._woken = False
 
     def _after_fork(self) -> None:
         self._reset()
@@ -245,6 +246,8 @@ class TasksStorage:
         with self._mutex:
             if self._watch is None:
                 self._watch = DirectoryWatch(self.names.path)
+                if self._woken:  # before there was anything to wake
+                    return
             watch = self._watch
             next_in = self._index.seconds_to_next(_now_ms(), time.monotonic())
             # Other workers' appends wake an idle one too. It gets slower the more often in vain.
@@ -260,6 +263,7 @@ class TasksStorage:
 
     def wake(self) -> None:
         """End a wait early. A signal handler may call it: it takes no lock."""
+        self._woken = True
         watch = self._watch
         if watch is not None:
             watch.wake()

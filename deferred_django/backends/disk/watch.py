@@ -107,7 +107,7 @@ class DirectoryWatch:
         select.select([self._wake_read], [], [], timeout)
 
     def changed(self) -> set[str] | None:
-        """The names that changed since the last call; ``None`` if that is not known: look at all."""
+        """The names that changed since the last call; ``None`` if not known: look at all."""
         fd = self._inotify
         if fd is None:
             return None
