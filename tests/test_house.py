@@ -32,7 +32,7 @@ def undocumented(module: Module) -> Iterator[str]:
         for child in ast.iter_child_nodes(node):
             if not isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
-            if child.name.startswith("_") or child.name == "Meta" or is_overload(child):
+            if child.name.startswith(("_", "test_")) or child.name == "Meta" or is_overload(child):
                 continue
             is_class = isinstance(child, ast.ClassDef)
             # A method of a subclass may be the one that its base class documents.

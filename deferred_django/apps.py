@@ -1,0 +1,24 @@
+"""The Django app."""
+
+from __future__ import annotations
+
+import contextlib
+
+from django.apps import AppConfig
+
+
+class DeferredConfig(AppConfig):
+    """Registers the checks and builds the backend's facade; touches no file."""
+
+    name = "deferred_django"
+    verbose_name = "Deferred tasks"
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        """Never raises for a wrong setting: commands that mend it must still start."""
+        from deferred_django import checks, registry
+
+        checks.register()
+        # Whatever is wrong is said by the checks, and by get_backend() to whoever needs it.
+        with contextlib.suppress(Exception):
+            registry.get_backend()
