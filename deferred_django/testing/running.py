@@ -56,12 +56,11 @@ def run_enqueued(*, raise_exceptions: bool = False, max_tasks: int = MAX_TASKS) 
     runs: list[TaskRun] = []
     while True:
         _enqueue_what_waits_for_commits()
+        if len(runs) >= max_tasks and backend.status().pending:
+            raise RuntimeError(f"{max_tasks} tasks have run and more are due: do they ever end?")
         claims = queue.claim(1)
         if not claims:
             return runs
-        if len(runs) >= max_tasks:
-            queue.release(claims[0])
-            raise RuntimeError(f"{max_tasks} tasks have run and more are due: do they ever end?")
         runs.append(_run(queue, claims[0]))
         exception = runs[-1].exception
         if raise_exceptions and exception is not None:
