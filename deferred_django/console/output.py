@@ -43,6 +43,11 @@ class Output:
         except (OSError, ValueError):
             return 80
 
+    @property
+    def colours(self) -> bool:
+        """Whether anything is coloured here."""
+        return self.styled("", "ERROR") != ""
+
     def escape(self, text: str) -> str:
         """Stored text as one line that is safe to write here."""
         return texts.escape(text, self.encoding)

@@ -64,7 +64,11 @@ class _Bar:
         bar = self._close.enter_context(
             RichProgress(
                 *columns,
-                console=Console(file=self._err.target, width=self._err.columns),
+                console=Console(
+                    file=self._err.target,
+                    width=self._err.columns,
+                    no_color=not self._err.colours,
+                ),
                 auto_refresh=False,
                 transient=True,
                 expand=True,

@@ -18,7 +18,7 @@ _STATE = Column(key="state", title="STATE", role="WARNING")
 
 _WORKER_LAYOUTS = (
     ((_PID, _STARTED, _THREADS, _STATE, _HOST, _QUEUES),),
-    ((_PID, _THREADS, _STATE), (_STARTED,), (_HOST,), (_QUEUES,)),
+    ((_PID, _STARTED), (_STATE, _THREADS), (_HOST,), (_QUEUES,)),
 )
 
 
@@ -78,7 +78,7 @@ def _row(worker: WorkerInfo) -> dict[str, str]:
     return {
         "pid": str(worker.pid),
         "host": worker.host,
-        "started": times.local_with_age(worker.started_at),
+        "started": times.ago(worker.started_at),
         "threads": str(worker.threads),
         "queues": "all" if worker.queues is None else ",".join(worker.queues),
         "state": "stopped" if worker.stopped else "running",

@@ -6,7 +6,7 @@ several where there is not. The first layout whose columns all get what they nee
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from deferred_django.console import text as texts
@@ -43,12 +43,12 @@ def write_table(out: Output, rows: Sequence[Row], layouts: Sequence[Layout]) -> 
     titles = {column.key: column.title for columns in layout for column in columns}
     for line in lines:
         if line.heads:
-            out.write(line.format(titles, out, lambda _: "MIGRATE_HEADING") + "\n")
+            out.write(line.format(titles, out, heading=True) + "\n")
     for row in safe:
         if out.closed:
             return
         for line in lines:
-            out.write(line.format(row, out, lambda column: column.role) + "\n")
+            out.write(line.format(row, out) + "\n")
 
 
 def _choose(layouts: Sequence[Layout], rows: Sequence[Row], columns: int | None) -> Layout:
@@ -93,27 +93,27 @@ class _Line:
             self._shrink(room - len(self.indent) - _gaps(columns))
 
     def _shrink(self, room: int) -> None:
-        # The narrow ones first get all they want; what they leave is shared among the wide ones.
-        flexible = [column for column in self.columns if column.least is not None]
-        room -= sum(self.widths[column.key] for column in self.columns if column.least is None)
-        flexible.sort(key=lambda column: self.widths[column.key])
-        for position, column in enumerate(flexible):
-            share = max(room // (len(flexible) - position), 1)
-            self.widths[column.key] = min(self.widths[column.key], share)
-            room -= self.widths[column.key]
+        # Room is shared in proportion to the least widths. Columns that want less than their part
+        # come first, so that what they leave goes to the others.
+        least = {column.key: column.least for column in self.columns if column.least is not None}
+        room -= sum(width for key, width in self.widths.items() if key not in least)
+        rest = sum(least.values())
+        for key in sorted(least, key=lambda key: self.widths[key] / least[key]):
+            self.widths[key] = min(self.widths[key], max(room * least[key] // rest, 1))
+            room -= self.widths[key]
+            rest -= least[key]
 
-    def format(self, cells: Row, out: Output, role: Callable[[Column], str | None]) -> str:
-        return self.indent + GAP.join(self._cells(cells, out, role))
+    def format(self, cells: Row, out: Output, *, heading: bool = False) -> str:
+        return self.indent + GAP.join(self._cells(cells, out, heading))
 
-    def _cells(
-        self, cells: Row, out: Output, role: Callable[[Column], str | None]
-    ) -> Iterator[str]:
+    def _cells(self, cells: Row, out: Output, heading: bool) -> Iterator[str]:
         for column in self.columns:
             columns, text = self.widths[column.key], cells[column.key]
             if column.least is not None:
-                text = texts.cut(text, columns, ellipsis=out.ellipsis, keep_end=column.keep_end)
+                keep_end = column.keep_end and not heading
+                text = texts.cut(text, columns, ellipsis=out.ellipsis, keep_end=keep_end)
             filling = " " * (columns - texts.width(text))
-            styled = out.styled(text, role(column))
+            styled = out.styled(text, "MIGRATE_HEADING" if heading else column.role)
             if column.right:
                 yield filling + styled
             else:

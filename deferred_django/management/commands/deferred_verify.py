@@ -38,8 +38,8 @@ class Command(StoreCommand):
         for finding in findings:
             place = finding.file if finding.offset is None else f"{finding.file}:{finding.offset}"
             role = "WARNING" if finding.kind == "torn" else "ERROR"
-            kind = self.out.styled(self.out.escape(finding.kind), role)
-            self.out.write(f"{self.out.escape(place)}  {kind}  {self.out.escape(finding.detail)}\n")
+            kind = self.out.styled(self.out.escape(f"{finding.kind:<10}"), role)
+            self.out.write(f"{kind}  {self.out.escape(place)}  {self.out.escape(finding.detail)}\n")
         if findings:
             kinds = Counter(finding.kind for finding in findings)
             counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))

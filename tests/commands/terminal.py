@@ -1,0 +1,89 @@
+"""A command on a pseudo-terminal: what a person sees and types."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tests.harness import Project
+
+# A session's first terminal is its own: Ctrl-C typed there is a signal.
+TAKE_TERMINAL = """\
+import os, sys
+os.close(os.open(os.ttyname(0), os.O_RDWR))
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass(frozen=True)
+class Session:
+    """How a command on a terminal ended, and all that it wrote."""
+
+    code: int
+    written: bytes
+
+    @property
+    def text(self) -> str:
+        """What was written, without colours and carriage returns."""
+        return COLOUR.sub("", self.written.decode("utf-8").replace("\r\n", "\n"))
+
+
+def on_terminal(
+    project: Project,
+    *arguments: str,
+    columns: int = 80,
+    keys: Sequence[tuple[str, bytes]] = (),
+    env: Mapping[str, str] | None = None,
+    timeout: float = 30.0,
+) -> Session:
+    """Run ``manage.py`` with these arguments on a terminal of this many columns.
+
+    Each of ``keys`` is a text to wait for and what is typed then.
+    """
+    master, slave = pty.openpty()
+    termios.tcsetwinsize(slave, (24, columns))
+    environment = {**project.env, "TERM": "xterm-256color", **(env or {})}
+    environment.pop("COLUMNS", None)
+    process = subprocess.Popen(
+        [sys.executable, "-ISc", TAKE_TERMINAL, sys.executable, "manage.py", *arguments],
+        cwd=project.path,
+        env=environment,
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        start_new_session=True,
+    )
+    os.close(slave)
+    try:
+        written = _converse(master, list(keys), time.monotonic() + timeout)
+        return Session(process.wait(timeout), written)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(master)
+
+
+def _converse(master: int, keys: list[tuple[str, bytes]], deadline: float) -> bytes:
+    written = bytearray()
+    while True:
+        ready, _, _ = select.select([master], [], [], max(deadline - time.monotonic(), 0))
+        assert ready, f"too late; so far: {written!r}"
+        try:
+            data = os.read(master, 65536)
+        except OSError:  # Linux's way to say that nobody has the terminal open any more
+            data = b""
+        if not data:
+            assert not keys, f"nobody asked {keys[0][0]!r}: {written!r}"
+            return bytes(written)
+        written += data
+        if keys and keys[0][0].encode() in written:
+            os.write(master, keys.pop(0)[1])
