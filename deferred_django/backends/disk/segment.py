@@ -82,9 +82,11 @@ class Segment:
         self.path = path
         self.fd = fd
         self.writable = writable
-        self.scanner = records.Scanner()
+        self.scanner = records.Scanner(heads_only=True)  # payloads are read when claimed
         self.tasks: dict[str, Entry] = {}
         self.live_bytes = 0
+        self.size_read = -1
+        """The file's size when it was last read to the end."""
         self.unknown_records = 0
         self.users = 0
         """Claims of this process and calls under way: the descriptor stays open for them."""

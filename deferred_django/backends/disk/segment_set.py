@@ -68,11 +68,12 @@ class SegmentSet:
                     logger.error("%s was cut off to %d bytes", path, there.st_size)
                     self.drop(segment)
                     segment = None
-                elif there.st_size == segment.scanner.offset:
+                elif there.st_size == segment.size_read:
                     return
             if segment is None:
                 segment = self._by_name[name] = Segment.open(name, path)
             self.read_on(segment)
+            segment.size_read = there.st_size
             self.unreadable.pop(name, None)
         except FileNotFoundError:
             if segment is not None:

@@ -198,7 +198,7 @@ class SegmentWriter:
 
     def _look_at_tail(self, segment: OwnedSegment) -> bool:
         """Let new ids start behind the newest here; ``False`` if foreign bytes are at the end."""
-        scanner = records.Scanner(max(0, segment.size - TAIL_BYTES))
+        scanner = records.Scanner(max(0, segment.size - TAIL_BYTES), heads_only=True)
         newest = 0
         for _, _, body in scanner.read(segment.fd):
             if body.startswith(b"add:"):

@@ -1,0 +1,36 @@
+"""The disk backend passes the suite that every backend passes."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from deferred_django.backends.base import BackendConfig
+from deferred_django.backends.disk import DiskBackend, watch
+from deferred_django.testing.contract import StoreContract
+
+
+class TestDiskBackend(StoreContract):
+    def open_backend(self, directory: Path) -> DiskBackend:
+        return DiskBackend(BackendConfig(path=directory))
+
+
+class TestSyncingEachEnqueue(StoreContract):
+    def open_backend(self, directory: Path) -> DiskBackend:
+        return DiskBackend(BackendConfig(path=directory, fsync_frequency=0))
+
+
+class TestPolling(StoreContract):
+    """Where a directory cannot be watched (macOS, or a limit was reached)."""
+
+    @pytest.fixture(autouse=True)
+    def no_inotify(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse() -> int:
+            raise OSError(errno.ENOSYS, "no inotify here")
+
+        monkeypatch.setattr(watch.calls, "init", refuse)
+
+    def open_backend(self, directory: Path) -> DiskBackend:
+        return DiskBackend(BackendConfig(path=directory, prefix="a*[1]-"))
