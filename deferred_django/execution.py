@@ -69,6 +69,7 @@ def execute(
         with hold.ending:
             queue.release(claim)
         return Outcome.NOT_STARTED
+    hold.check()
 
     current = CurrentTask(
         claim.id,

@@ -23,7 +23,7 @@ class Hold:
     on the claim is made inside this hold, so that none follows after :meth:`abandon`.
     """
 
-    __slots__ = ("_lock", "_stopping", "abandoned", "claim", "ending")
+    __slots__ = ("_lock", "_stopping", "abandoned", "claim", "ending", "taken")
 
     def __init__(self, stopping: threading.Event | None = None) -> None:
         """With ``stopping``, an outcome that cannot be written is tried again and again (a set
@@ -31,6 +31,8 @@ class Hold:
         self.claim: ClaimedTask | None = None
         """What the thread works on; ``None`` once its outcome is written."""
         self.abandoned = False
+        self.taken: ClaimedTask | None = None
+        """The claim that :meth:`abandon` returned."""
         self.ending: Guard = _Ending(self)
         """Entered around the call that lets go of the claim."""
         self._lock = threading.Lock()
@@ -52,11 +54,17 @@ class Hold:
         free = self._lock.acquire(timeout=max(timeout, 0.0))
         self.abandoned = True
         try:
-            # A thread that is stuck in a call on the claim keeps it until the process is gone.
-            return self.claim if free else None
+            # A thread that is inside a call on the claim finds out when that returns.
+            self.taken = self.claim if free else None
+            return self.taken
         finally:
             if free:
                 self._lock.release()
+
+    def check(self) -> None:
+        """Raise :class:`Abandoned` if the claim was taken away."""
+        if self.abandoned:
+            raise Abandoned
 
     def pause(self, seconds: float, error: BaseException) -> None:
         """Wait before the next try to write the outcome, or raise ``error`` if there is none."""
@@ -66,8 +74,7 @@ class Hold:
             time.sleep(_STOPPING_PAUSE)
         else:
             self._stopping.wait(seconds)
-        if self.abandoned:
-            raise Abandoned
+        self.check()
 
 
 class _Ending:

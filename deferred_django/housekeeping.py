@@ -1,0 +1,57 @@
+"""What a worker process does beside its tasks, on a thread of its own, about once a second."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from deferred_django import connections, event_loop, logs
+from deferred_django.backends.base import Backend
+
+PERIOD_SECONDS = 1.0
+
+
+class Housekeeper:
+    """Tells the store that the worker lives, tidies it, and closes idle connections."""
+
+    def __init__(self, backend: Backend, *, is_idle: Callable[[], bool]) -> None:
+        """``is_idle`` says whether the process runs no task."""
+        self._backend = backend
+        self._is_idle = is_idle
+        self._idle_since: float | None = None
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="deferred-house", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; one that is in the middle of something is left to itself."""
+        self._end.set()
+        if self._thread.is_alive():
+            self._thread.join(PERIOD_SECONDS)
+
+    def _work(self) -> None:
+        while not self._end.wait(PERIOD_SECONDS):
+            for doing, action in (
+                ("The worker's sign of life", self._backend.worker_heartbeat),
+                ("Tidying the store", self._backend.maintain),
+                ("Closing idle database connections", self._close_idle),
+            ):
+                try:
+                    action()
+                except Exception as error:  # the worker goes on whatever happens here
+                    logs.store_error(doing, error)
+
+    def _close_idle(self) -> None:
+        # The pool's threads close their own; this is for the thread behind async tasks.
+        if not self._is_idle():
+            self._idle_since = None
+            return
+        now = time.monotonic()
+        if self._idle_since is None:
+            self._idle_since = now
+        elif now - self._idle_since >= connections.IDLE_SECONDS and connections.opened_for_async():
+            event_loop.process_loop().run(connections.close_for_async)

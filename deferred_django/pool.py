@@ -1,0 +1,208 @@
+"""The threads of a worker process, and the claims that wait for one of them.
+
+The buffer and the counters have one writer each, so that the hot path of a short task takes no
+lock but the hold on its own claim.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from deferred_django import connections
+from deferred_django.backends.base import ClaimedTask
+from deferred_django.hold import Abandoned, Hold
+
+logger = logging.getLogger("deferred_django")
+
+
+class Bell:
+    """Wakes one waiting thread. Ringing is safe in signal handlers and is never lost."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def ring(self) -> None:
+        """End the running or the next :meth:`wait`."""
+        try:  # noqa: SIM105 - on the path of every short task
+            self._lock.release()
+        except RuntimeError:
+            pass  # it rang already
+
+    def wait(self, timeout: float = -1) -> bool:
+        """Wait for a ring; ``False`` if there was none within ``timeout`` seconds."""
+        return self._lock.acquire(timeout=timeout)
+
+
+class _Slot:
+    """One thread of the pool."""
+
+    __slots__ = ("bell", "finished", "hold", "thread")
+
+    def __init__(self, stopping: threading.Event) -> None:
+        self.bell = Bell()
+        self.hold = Hold(stopping)
+        self.finished = 0
+        self.thread: threading.Thread | None = None
+
+
+class Pool:
+    """Runs claims on a fixed number of daemon threads."""
+
+    def __init__(
+        self,
+        size: int,
+        run: Callable[[ClaimedTask, Hold], object],
+        *,
+        stopping: threading.Event,
+        on_finish: Callable[[], None],
+    ) -> None:
+        """``run`` works on a claim; ``on_finish`` is called after a claim when few wait."""
+        self.size = size
+        self.low_mark = 0
+        """``on_finish`` is called when no more than this many claims wait."""
+        self._run = run
+        self._stopping = stopping
+        self._on_finish = on_finish
+        self._buffer: deque[tuple[ClaimedTask, float]] = deque()
+        self._idle: deque[_Slot] = deque()
+        self._slots = [_Slot(stopping) for _ in range(size)]
+        self._added = 0
+        self._taken_back = 0
+        self._closed = False
+
+    def start(self) -> None:
+        """Start the threads."""
+        for number, slot in enumerate(self._slots, 1):
+            slot.thread = threading.Thread(
+                target=self._work, args=(slot,), name=f"deferred-{number}", daemon=True
+            )
+            slot.thread.start()
+
+    # -- for the one thread that feeds the pool --------------------------------------------------
+
+    @property
+    def finished(self) -> int:
+        """How many claims were worked on to their end."""
+        return sum([slot.finished for slot in self._slots])
+
+    @property
+    def outstanding(self) -> int:
+        """How many claims wait or are worked on. Never too low."""
+        return self._added - self._taken_back - self.finished
+
+    @property
+    def started(self) -> int:
+        """How many claims were given to a thread."""
+        return self._added - self._taken_back - len(self._buffer)
+
+    def add(self, claims: Iterable[ClaimedTask]) -> None:
+        """Have the claims worked on, in this order, as soon as threads are free."""
+        now = time.monotonic()
+        for claim in claims:
+            self._added += 1
+            self._buffer.append((claim, now))
+            try:  # noqa: SIM105 - on the path of every short task
+                self._idle.pop().bell.ring()
+            except IndexError:
+                pass  # every thread is at work and looks here before it sleeps
+
+    @property
+    def waiting(self) -> int:
+        """How many claims no thread has begun with."""
+        return len(self._buffer)
+
+    def oldest(self) -> float | None:
+        """When (monotonic) the claim was added that has waited longest; ``None`` if none waits."""
+        try:
+            return self._buffer[0][1]
+        except IndexError:
+            return None
+
+    def take_back(self, added_before: float = float("inf")) -> list[ClaimedTask]:
+        """The claims that no thread has begun with, of those added before that time (monotonic)."""
+        claims: list[ClaimedTask] = []
+        while True:
+            try:
+                claim, added = self._buffer.popleft()
+            except IndexError:
+                return claims
+            if added >= added_before:
+                self._buffer.appendleft((claim, added))
+                return claims
+            self._taken_back += 1
+            claims.append(claim)
+
+    def close(self) -> list[ClaimedTask]:
+        """Begin with nothing more; return the claims that were not begun with."""
+        self._closed = True
+        return self.take_back()
+
+    def abandon(self, timeout: float) -> list[ClaimedTask]:
+        """Take away the claims that are worked on; return those that can be put back.
+
+        ``timeout``: how long (seconds, in all) to wait for calls on claims to return.
+        """
+        end = time.monotonic() + timeout
+        claims = []
+        for slot in self._slots:
+            claim = slot.hold.abandon(end - time.monotonic())
+            if claim is not None:
+                claims.append(claim)
+        return claims
+
+    def join(self, timeout: float) -> bool:
+        """Let idle threads end; whether all did within ``timeout`` seconds. Needs :meth:`close`."""
+        end = time.monotonic() + timeout
+        for slot in self._slots:
+            slot.bell.ring()
+        for slot in self._slots:
+            if slot.thread is not None:
+                slot.thread.join(max(end - time.monotonic(), 0.0))
+        return not any(slot.thread and slot.thread.is_alive() for slot in self._slots)
+
+    # -- the threads -----------------------------------------------------------------------------
+
+    def _work(self, slot: _Slot) -> None:
+        connections.watch_thread()
+        try:
+            while not self._closed:
+                try:
+                    claim, _ = self._buffer.popleft()
+                except IndexError:
+                    self._wait_for_work(slot)
+                else:
+                    self._work_on(slot, claim)
+        finally:
+            connections.unwatch_thread()
+
+    def _work_on(self, slot: _Slot, claim: ClaimedTask) -> None:
+        try:
+            self._run(claim, slot.hold)
+        except Abandoned:
+            pass  # it was taken away by a stop; nothing is left to do for it
+        except BaseException:  # the thread outlives whatever went wrong around a task
+            logger.exception("Working on task %s failed in the worker itself.", claim.id)
+        slot.finished += 1
+        if len(self._buffer) <= self.low_mark:
+            self._on_finish()
+
+    def _wait_for_work(self, slot: _Slot) -> None:
+        self._idle.append(slot)
+        if self._buffer or self._closed:
+            try:
+                self._idle.remove(slot)
+            except ValueError:
+                slot.bell.wait()  # whoever took the slot out of the idle ones rings
+            return
+        if connections.opened_here():
+            if slot.bell.wait(connections.IDLE_SECONDS):
+                return
+            connections.close_here()
+        slot.bell.wait()
