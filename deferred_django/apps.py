@@ -16,9 +16,10 @@ class DeferredConfig(AppConfig):
 
     def ready(self) -> None:
         """Never raises for a wrong setting: commands that mend it must still start."""
-        from deferred_django import checks, registry
+        from deferred_django import checks, local, registry
 
         checks.register()
+        registry.set_local_runner(local.LocalRunner)
         # Whatever is wrong is said by the checks, and by get_backend() to whoever needs it.
         with contextlib.suppress(Exception):
             registry.get_backend()

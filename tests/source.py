@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 from tests.support import REPOSITORY
@@ -47,6 +47,7 @@ def modules(*folders: str) -> list[Module]:
     return [Module(path) for path in sorted(paths)]
 
 
+@cache
 def package_modules() -> dict[str, Module]:
     """The modules of the package by their dotted names."""
     return {module.name: module for module in modules(PACKAGE)}

@@ -75,7 +75,12 @@ def test_a_path_that_is_a_file_or_below_one(tmp_path: Path) -> None:
 def test_a_path_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # For root everything is writable, so the answer is the system call's, not the mode's.
     asked: list[Any] = []
-    monkeypatch.setattr(os, "access", lambda path, mode: bool(asked.append(path)))
+
+    def refuse(path: Any, mode: int) -> bool:
+        asked.append(path)
+        return False
+
+    monkeypatch.setattr(os, "access", refuse)
     with override_settings(DEFERRED={"PATH": tmp_path / "new" / "store"}):
         ((code, message),) = run()
     assert code == "deferred_django.W001"

@@ -34,11 +34,11 @@ def undocumented(module: Module) -> Iterator[str]:
                 continue
             if child.name.startswith(("_", "test_")) or child.name == "Meta" or is_overload(child):
                 continue
-            is_class = isinstance(child, ast.ClassDef)
             # A method of a subclass may be the one that its base class documents.
-            if ast.get_docstring(child) is None and (is_class or not inherits):
+            excused = inherits and not isinstance(child, ast.ClassDef)
+            if ast.get_docstring(child) is None and not excused:
                 yield f"{module.where}:{child.lineno} {prefix}{child.name}"
-            if is_class:
+            if isinstance(child, ast.ClassDef):
                 yield from visit(child, f"{prefix}{child.name}.", bool(child.bases))
 
     if ast.get_docstring(module.tree) is None and module.text.strip():

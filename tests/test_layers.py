@@ -21,7 +21,8 @@ LAYERS = (
     ("registry",),
     ("on_commit", "options", "signatures", "task"),
     ("attempt", "connections", "event_loop", "execution", "hold"),
-    ("local", "pool", "worker.*"),
+    ("housekeeping", "local", "pool", "quarantine"),
+    ("worker.*",),
     ("supervisor.*",),
     ("apps", "checks", "console.*", "management.*", "testing.*"),
 )

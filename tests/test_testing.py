@@ -144,7 +144,7 @@ def test_a_backend_that_keeps_nothing_is_refused() -> None:
 class InATransaction(TestCase):
     """C53: what a ``TestCase`` sees, whose tests never commit."""
 
-    databases = frozenset({"default", "other"})
+    databases = "__all__"
 
     def setUp(self) -> None:
         self.store = self.enterContext(own_store())

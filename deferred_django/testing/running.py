@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from django.db import connections
 
@@ -97,7 +97,7 @@ def _run(queue: _Witness, claim: ClaimedTask) -> TaskRun:
 
 def _enqueue_what_waits_for_commits() -> None:
     for connection in connections.all(initialized_only=True):
-        hooks = connection.run_on_commit
+        hooks: list[Any] = connection.run_on_commit  # triples; the stubs say pairs
         for position, (savepoints, hook, robust) in enumerate(hooks):
             if isinstance(hook, EnqueueOnCommit):
                 # Replaced, not removed: captureOnCommitCallbacks counts positions in this list.

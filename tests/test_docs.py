@@ -1,0 +1,148 @@
+"""The documentation names what there is, and nothing that there is not."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import textwrap
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+from django.core.management import load_command_class
+from django.core.management.base import BaseCommand
+
+import deferred_django
+from deferred_django import conf, testing
+from tests.source import modules
+from tests.support import REPOSITORY
+
+COMMANDS = ("deadtasks", "deferred_status", "deferred_verify", "deferred_worker")
+PAGES = sorted(
+    [
+        REPOSITORY / "README.md",
+        REPOSITORY / "ARCHITECTURE.md",
+        REPOSITORY / "CONTRIBUTING.md",
+        *REPOSITORY.glob("docs/**/*.md"),
+    ]
+)
+OTHERS_OPTIONS = {"--fork", "--no-deps", "--pid", "--preload", "--settings", "--workers"}
+"""Options of other programs that the documentation mentions."""
+
+TEXTS = {str(page.relative_to(REPOSITORY)): page.read_text(encoding="utf-8") for page in PAGES}
+GUIDE = "\n".join(text for name, text in TEXTS.items() if not name.startswith("docs/decisions/"))
+
+
+def mentions(word: str) -> bool:
+    """Whether the documentation has the word, as a word of its own."""
+    return re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", GUIDE) is not None
+
+
+def options_of(parser: argparse.ArgumentParser) -> Iterator[tuple[str, ...]]:
+    """The long options of a parser and its subcommands; those of one action together."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, sub in action.choices.items():
+                yield (name,)
+                yield from options_of(sub)
+        elif action.help != argparse.SUPPRESS:
+            yield tuple(option for option in action.option_strings if option.startswith("--"))
+
+
+@cache
+def django_options() -> frozenset[str]:
+    """What every command of Django has."""
+    parser = BaseCommand().create_parser("manage.py", "x")
+    return frozenset(option for names in options_of(parser) for option in names)
+
+
+@cache
+def own_options() -> frozenset[tuple[str, ...]]:
+    """What this package's commands have besides, subcommands included."""
+    found = set()
+    for name in COMMANDS:
+        parser = load_command_class("deferred_django", name).create_parser("manage.py", name)
+        found |= {names for names in options_of(parser) if not set(names) & django_options()}
+    return frozenset(names for names in found if names)
+
+
+def code_blocks(language: str) -> Iterator[tuple[str, str]]:
+    """The fenced blocks of a language: (page, code)."""
+    pattern = re.compile(rf"^( *)```{language}\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
+    for name, text in TEXTS.items():
+        for match in pattern.finditer(text):
+            yield name, textwrap.dedent(match[2])
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_is_documented(name: str) -> None:
+    assert mentions(name)
+
+
+def test_every_option_is_documented() -> None:
+    missing = [names for names in own_options() if not any(map(mentions, names))]
+    assert missing == []
+
+
+def test_every_documented_option_exists() -> None:
+    known = {option for names in own_options() for option in names}
+    known |= django_options() | OTHERS_OPTIONS
+    for name, text in TEXTS.items():
+        found = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z]", text))
+        assert found <= known, name
+
+
+@pytest.mark.parametrize("key", conf.KEYS)
+def test_every_key_of_the_setting_is_documented(key: str) -> None:
+    settings = TEXTS["docs/settings.md"]
+    assert re.search(rf"\b{key}\b", settings)
+
+
+def test_every_documented_key_exists() -> None:
+    for name, code in code_blocks("python"):
+        for node in ast.walk(ast.parse(code)):
+            if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Dict):
+                continue
+            if [ast.unparse(target) for target in node.targets] != ["DEFERRED"]:
+                continue
+            keys = {key.value for key in node.value.keys if isinstance(key, ast.Constant)}
+            values = dict(zip(map(ast.unparse, node.value.keys), node.value.values, strict=True))  # type: ignore[arg-type]
+            backend = values.get("'BACKEND'")
+            if isinstance(backend, ast.Constant) and "." in str(backend.value):
+                continue  # another's backend may have keys of its own
+            assert keys <= set(conf.KEYS), name
+
+
+def test_every_public_name_is_documented() -> None:
+    names = {*deferred_django.__all__, *testing.__all__, "deferred_store"} - {"__version__"}
+    assert [name for name in sorted(names) if not mentions(name)] == []
+
+
+def test_every_check_is_documented() -> None:
+    source = "".join(module.text for module in modules("deferred_django"))
+    ids = set(re.findall(r'"(E\d{3})"', source)) | set(re.findall(r"\{TAG\}\.([EW]\d{3})", source))
+    settings = TEXTS["docs/settings.md"]
+    assert [check for check in sorted(ids) if check not in settings] == []
+    assert set(re.findall(r"\b[EW]\d{3}\b", settings)) <= ids
+
+
+def test_the_code_in_the_documentation() -> None:
+    """It is Python, and what it imports from this package is there."""
+    for name, code in code_blocks("python"):
+        for node in ast.walk(ast.parse(code, name)):
+            if not isinstance(node, ast.ImportFrom):
+                continue
+            source = node.module or ""
+            if source.split(".")[0] == "deferred_django":
+                module = __import__(source, fromlist=["x"])
+                for alias in node.names:
+                    assert hasattr(module, alias.name), f"{name}: {ast.unparse(node)}"
+
+
+def test_links_lead_somewhere() -> None:
+    for name, text in TEXTS.items():
+        folder = (REPOSITORY / name).parent
+        for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", text):
+            if not re.match(r"[a-z]+:", target):
+                assert (folder / target).exists(), f"{name}: {target}"
