@@ -44,7 +44,7 @@ class StoreCommand(BaseCommand):
         except KeyboardInterrupt:
             raise CommandError("Interrupted.", returncode=130) from None
         except ImproperlyConfigured as error:
-            raise CommandError(f"DEFERRED is wrong: {error}") from error
+            raise CommandError(str(error)) from error
         except DeadTasksLockTimeout as error:
             raise CommandError(
                 f"The dead-tasks store is in use by another process: {error} "

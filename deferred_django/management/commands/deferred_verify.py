@@ -43,6 +43,7 @@ class Command(StoreCommand):
         if findings:
             kinds = Counter(finding.kind for finding in findings)
             counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-            self.out.line(f"{len(findings)} findings: {counts}")
+            number = f"{len(findings)} finding{'' if len(findings) == 1 else 's'}"
+            self.out.line(f"{number}: {counts}")
         else:
             self.out.line("0 findings: every record is as it was written", "SUCCESS")

@@ -1,0 +1,164 @@
+"""``deferred_status``, ``deferred_verify``, and every command where no task is kept."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.test import override_settings
+
+from deferred_django.backends.base import Finding, Status, WorkerInfo
+from tests.commands.conftest import CommandLine
+from tests.commands.fakes import FakeBackend
+
+TORN = Finding(file="/s/seg", offset=40, kind="torn", detail="an unfinished write of 7 bytes")
+DAMAGE = Finding(file="/s/seg", offset=90, kind="damage", detail="4096 bytes\x1b[31m")
+UNREADABLE = Finding(file="/s/other", offset=None, kind="unreadable", detail="Permission denied")
+
+
+@pytest.fixture
+def busy(backend: FakeBackend) -> FakeBackend:
+    common: dict[str, Any] = {"host": "web-1", "started_at": time.time() - 7200.0, "threads": 4}
+    backend.now = Status(
+        pending=12,
+        delayed=3,
+        running=2,
+        dead=5,
+        oldest_age=200.5,
+        workers=[
+            WorkerInfo(token="a", pid=42, **common),
+            WorkerInfo(token="b", pid=43, queues=("mail", "slow"), stopped=True, **common),
+        ],
+        problems=["/s/seg: Permission denied\x1b"],
+    )
+    return backend
+
+
+def test_status_as_json(busy: FakeBackend, command_line: CommandLine) -> None:
+    done = command_line("deferred_status", "--format", "json")
+    assert (done.code, done.err) == (0, "")
+    shown = json.loads(done.out)
+    first, second = shown.pop("workers")
+    assert shown == {
+        "pending": 12,
+        "delayed": 3,
+        "running": 2,
+        "dead": 5,
+        "oldest_age": 200.5,
+        "problems": ["/s/seg: Permission denied\x1b"],
+    }
+    assert first == {
+        "pid": 42,
+        "host": "web-1",
+        "started": busy.now.workers[0].started_at,
+        "threads": 4,
+        "queues": None,
+        "stopped": False,
+    }
+    assert (second["queues"], second["stopped"]) == (["mail", "slow"], True)
+
+
+def test_status_as_a_table(busy: FakeBackend, command_line: CommandLine) -> None:
+    lines = command_line("deferred_status").out.splitlines()
+    assert lines[:5] == [
+        "Pending       12  the oldest has been due for 3 min",
+        "Delayed        3",
+        "Running        2",
+        "Dead           5",
+        "Workers        2",
+    ]
+    assert lines[7].split() == ["42", "2", "h", "ago", "4", "running", "web-1", "all"]
+    assert lines[8].split() == ["43", "2", "h", "ago", "4", "stopped", "web-1", "mail,slow"]
+    assert lines[-1] == "  /s/seg: Permission denied\\x1b"
+
+
+def test_status_of_an_empty_store(backend: FakeBackend, command_line: CommandLine) -> None:
+    assert json.loads(command_line("deferred_status", "--format", "json").out) == {
+        "pending": 0,
+        "delayed": 0,
+        "running": 0,
+        "dead": 0,
+        "oldest_age": None,
+        "workers": [],
+        "problems": [],
+    }
+    assert len(command_line("deferred_status").out.splitlines()) == 5
+
+
+@pytest.mark.parametrize(
+    ("findings", "code", "last"),
+    [
+        ([], 0, "0 findings: every record is as it was written"),
+        ([TORN], 0, "1 finding: 1 torn"),
+        ([TORN, DAMAGE], 1, "2 findings: 1 damage, 1 torn"),
+        ([UNREADABLE, DAMAGE, DAMAGE], 1, "3 findings: 2 damage, 1 unreadable"),
+    ],
+)
+def test_verify(
+    backend: FakeBackend,
+    command_line: CommandLine,
+    findings: list[Finding],
+    code: int,
+    last: str,
+) -> None:
+    backend.findings = findings
+    done = command_line("deferred_verify")
+    lines = done.out.splitlines()
+    assert (done.code, bool(done.err)) == (code, code == 1)
+    assert lines[-1] == last
+    assert len(lines) == len(findings) + 1
+    for finding, line in zip(findings, lines, strict=False):
+        place = finding.file if finding.offset is None else f"{finding.file}:{finding.offset}"
+        detail = finding.detail.replace("\x1b", "\\x1b")
+        assert line.split(maxsplit=2) == [finding.kind, place, detail]
+
+
+def test_verify_as_json(backend: FakeBackend, command_line: CommandLine) -> None:
+    backend.findings = [TORN, UNREADABLE]
+    done = command_line("deferred_verify", "--format", "json")
+    assert done.code == 1
+    first, second = json.loads(done.out)
+    assert first == {
+        "file": "/s/seg",
+        "offset": 40,
+        "kind": "torn",
+        "detail": "an unfinished write of 7 bytes",
+    }
+    assert second["offset"] is None
+    with pytest.raises(CommandError) as raised:
+        call_command("deferred_verify")
+    assert raised.value.returncode == 1
+
+
+@override_settings(DEFERRED={"BACKEND": None})
+def test_a_backend_that_keeps_nothing(command_line: CommandLine) -> None:
+    for name, arguments, out in (
+        ("deadtasks", ["list"], "No dead tasks.\n"),
+        ("deadtasks", ["list", "--format", "json"], "[]\n"),
+        ("deadtasks", ["purge", "--all", "--noinput"], "No dead tasks match: there is"),
+        ("deadtasks", ["retry", "--all", "--noinput"], "No dead tasks match: there is"),
+        ("deferred_status", [], "Pending        0\n"),
+        ("deferred_verify", [], "0 findings"),
+    ):
+        done = command_line(name, *arguments)
+        assert done.code == 0
+        assert done.out.startswith(out)
+        assert "keeps no tasks" in done.err
+    assert command_line("deadtasks", "show", "x").code == 1
+    assert command_line("deadtasks", "purge", "x", "--noinput").code == 1
+
+
+@override_settings(DEFERRED={"BACKEND": "disk", "PREFIXX": "oops-"})
+def test_a_wrong_setting_is_named(command_line: CommandLine) -> None:
+    for name, arguments in (
+        ("deadtasks", ["list"]),
+        ("deferred_status", []),
+        ("deferred_verify", []),
+    ):
+        done = command_line(name, *arguments)
+        assert (done.code, done.out) == (1, "")
+        assert "PREFIXX" in done.err
+        assert "Traceback" not in done.err
