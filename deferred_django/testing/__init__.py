@@ -14,15 +14,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from deferred_django.testing.running import run_enqueued
+    from deferred_django.execution import Outcome
+    from deferred_django.testing.running import TaskRun, run_enqueued
     from deferred_django.testing.stores import own_store
 
-__all__ = ["own_store", "run_enqueued"]
+__all__ = ["Outcome", "TaskRun", "own_store", "run_enqueued"]
 
-_MODULES = {"own_store": "stores", "run_enqueued": "running"}
+_MODULES = {
+    "Outcome": "deferred_django.execution",
+    "TaskRun": "deferred_django.testing.running",
+    "own_store": "deferred_django.testing.stores",
+    "run_enqueued": "deferred_django.testing.running",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return getattr(import_module(_MODULES[name]), name)
