@@ -7,6 +7,7 @@ that lines of many processes never mix; :meth:`Project.notes` reads them.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -208,17 +209,17 @@ class Project:
 def children_of(pid: int) -> list[int]:
     """The pids of a process's children (none if it is gone)."""
     try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return [
+            int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        ]
     except (FileNotFoundError, ProcessLookupError):
         return []
 
 
 def kill_quietly(pid: int, signum: int = signal.SIGKILL) -> None:
     """Signal a process that may be gone."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signum)
-    except ProcessLookupError:
-        pass
 
 
 def is_alive(pid: int) -> bool:
