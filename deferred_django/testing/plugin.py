@@ -11,6 +11,9 @@ import pytest
 if TYPE_CHECKING:
     from deferred_django.backends.base import Backend
 
+# Its asserts then say what differs, however the package was installed.
+pytest.register_assert_rewrite("deferred_django.testing.contract")
+
 
 @pytest.fixture
 def deferred_store(tmp_path: Path) -> Iterator[Backend]:

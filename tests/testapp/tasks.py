@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from deferred_django import deferred
@@ -20,6 +21,12 @@ def record(*args: Any, **kwargs: Any) -> None:
 async def record_async(value: Any) -> None:
     """Remember the call, from an event loop."""
     calls.append(value)
+
+
+@deferred
+def record_thread() -> None:
+    """Remember the name of the thread that this runs on."""
+    calls.append(threading.current_thread().name)
 
 
 @deferred(max_retries=0)
