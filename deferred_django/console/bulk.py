@@ -68,18 +68,23 @@ class BulkAction:
         if not by_id and not dry_run:
             # Whatever there is to touch just now: a script is told on its first run.
             require_consent_is_possible(noinput=noinput)
-        seen = select()
+        seen, gone = select(), 0
         if seen.died and not dry_run:
             require_consent_is_possible(noinput=noinput)
         if dry_run:
             self._preview(seen)
         elif seen.died:
             ids = self._announced(seen) if noinput else self._asked(seen, select)
-            self._act(ids, len(seen.died), act, by_id=by_id)
+            gone = len(seen.died) - self._act(ids, act)
         elif not by_id:
             self.out.line("No dead tasks match: there is nothing to do.")
-        if seen.unknown:
-            raise CommandError(named(seen.unknown))
+        missing = [named(seen.unknown)] if seen.unknown else []
+        if gone:
+            missing.append(f"Retried or purged by somebody else meanwhile: {counted(gone)}.")
+        if missing and by_id:
+            raise CommandError(" ".join(missing))
+        for sentence in missing:
+            self.err.line(sentence)
 
     def _preview(self, seen: Selection) -> None:
         if seen.died:
@@ -98,13 +103,8 @@ class BulkAction:
         ask(self.err, f"{self.name.capitalize()} {counted(len(seen.died))}?")
         return seen.unchanged_in(select())
 
-    def _act(self, ids: list[str], chosen: int, act: Act, *, by_id: bool) -> None:
+    def _act(self, ids: list[str], act: Act) -> int:
         with progress_bar(self.err, self.name.capitalize()) as progress:
             there = act(ids, progress) if ids else 0
         self.out.line(f"{self.done.capitalize()}: {counted(there)}.", "SUCCESS")
-        gone = chosen - there
-        if gone:
-            message = f"Retried or purged by somebody else meanwhile: {counted(gone)}."
-            if by_id:
-                raise CommandError(message)
-            self.err.line(message)
+        return there

@@ -39,7 +39,7 @@ def write_table(out: Output, rows: Sequence[Row], layouts: Sequence[Layout]) -> 
     """Write the rows with a heading, in the first of ``layouts`` that fits."""
     safe = [{key: out.escape(cell) for key, cell in row.items()} for row in rows]
     layout = _choose(layouts, safe, out.columns)
-    lines = [_Line(columns, safe, out.columns, nested=n > 0) for n, columns in enumerate(layout)]
+    lines = [_Line(columns, safe, out.columns, _indent(n)) for n, columns in enumerate(layout)]
     titles = {column.key: column.title for columns in layout for column in columns}
     for line in lines:
         if line.heads:
@@ -53,13 +53,16 @@ def write_table(out: Output, rows: Sequence[Row], layouts: Sequence[Layout]) -> 
 
 def _choose(layouts: Sequence[Layout], rows: Sequence[Row], columns: int | None) -> Layout:
     for layout in layouts[:-1]:
-        needs = (
-            _indent(n > 0, line) + sum(_need(column, rows) for column in line) + _gaps(line)
+        if columns is None or all(
+            len(_indent(n)) + _gaps(line) + sum(_need(column, rows) for column in line) <= columns
             for n, line in enumerate(layout)
-        )
-        if columns is None or max(needs) <= columns:
+        ):
             return layout
     return layouts[-1]
+
+
+def _indent(line_number: int) -> str:
+    return INDENT if line_number else ""
 
 
 def _natural(column: Column, rows: Sequence[Row]) -> int:
@@ -75,19 +78,15 @@ def _gaps(line: Sequence[Column]) -> int:
     return len(GAP) * (len(line) - 1)
 
 
-def _indent(nested: bool, line: Sequence[Column]) -> int:
-    return len(INDENT) if nested and line else 0
-
-
 class _Line:
     """One line of a layout with its columns' widths."""
 
     def __init__(
-        self, columns: Sequence[Column], rows: Sequence[Row], room: int | None, *, nested: bool
+        self, columns: Sequence[Column], rows: Sequence[Row], room: int | None, indent: str
     ) -> None:
         self.columns = columns
-        self.heads = not nested or len(columns) > 1
-        self.indent = INDENT if nested else ""
+        self.heads = not indent or len(columns) > 1
+        self.indent = indent
         self.widths = {column.key: _natural(column, rows) for column in columns}
         if room is not None:
             self._shrink(room - len(self.indent) - _gaps(columns))

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tests.harness import Project
@@ -22,6 +22,7 @@ os.close(os.open(os.ttyname(0), os.O_RDWR))
 os.execv(sys.argv[1], sys.argv[1:])
 """
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+Key = bytes | Callable[[], bytes]
 
 
 @dataclass(frozen=True)
@@ -41,13 +42,13 @@ def on_terminal(
     project: Project,
     *arguments: str,
     columns: int = 80,
-    keys: Sequence[tuple[str, bytes]] = (),
+    keys: Sequence[tuple[str, Key]] = (),
     env: Mapping[str, str] | None = None,
     timeout: float = 30.0,
 ) -> Session:
     """Run ``manage.py`` with these arguments on a terminal of this many columns.
 
-    Each of ``keys`` is a text to wait for and what is typed then.
+    Each of ``keys`` is a text to wait for and what is typed then (or what gives it, when asked).
     """
     master, slave = pty.openpty()
     termios.tcsetwinsize(slave, (24, columns))
@@ -72,7 +73,7 @@ def on_terminal(
         os.close(master)
 
 
-def _converse(master: int, keys: list[tuple[str, bytes]], deadline: float) -> bytes:
+def _converse(master: int, keys: list[tuple[str, Key]], deadline: float) -> bytes:
     written = bytearray()
     while True:
         ready, _, _ = select.select([master], [], [], max(deadline - time.monotonic(), 0))
@@ -86,4 +87,5 @@ def _converse(master: int, keys: list[tuple[str, bytes]], deadline: float) -> by
             return bytes(written)
         written += data
         if keys and keys[0][0].encode() in written:
-            os.write(master, keys.pop(0)[1])
+            _, key = keys.pop(0)
+            os.write(master, key if isinstance(key, bytes) else key())
