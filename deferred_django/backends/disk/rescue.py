@@ -27,6 +27,11 @@ class Rescue:
         self._close_when_done = close_when_done
 
     @property
+    def name(self) -> str:
+        """The name of that file."""
+        return self._segment.name
+
+    @property
     def path(self) -> str:
         """The file that the adds may have been lost from."""
         return self._segment.path

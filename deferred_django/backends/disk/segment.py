@@ -85,6 +85,8 @@ class Segment:
         self.scanner = records.Scanner(heads_only=True)  # payloads are read when claimed
         self.tasks: dict[str, Entry] = {}
         self.live_bytes = 0
+        self.superseded_bytes = 0
+        """Adds that a later one of their id replaced: retries, as a rule."""
         self.size_read = -1
         """The file's size when it was last read to the end."""
         self.unknown_records = 0
@@ -133,6 +135,7 @@ class Segment:
                     )
                     known = tasks.get(task_id)
                     if known is not None:
+                        self.superseded_bytes += known.length
                         self._drop(known)
                     tasks[task_id] = entry
                     self.live_bytes += length

@@ -18,7 +18,7 @@ from deferred_django.backends.disk.segment import Entry, Segment
 COMPACT_BYTES = 64 * 1024
 """A smaller segment is not worth two fsyncs."""
 GROWN_BYTES = 8_000_000
-"""One that is larger and mostly dead gets no new claims until it could be compacted."""
+"""One that retries made larger gets no new claims until it could be compacted."""
 
 ReadOn = Callable[[Segment], None]
 
@@ -33,9 +33,14 @@ def is_mostly_dead(segment: Segment) -> bool:
 
 
 def is_overgrown(segment: Segment) -> bool:
-    """Whether it must be compacted before anything more is claimed in it."""
+    """Whether it must be compacted before anything more is claimed in it.
+
+    Retries are what makes a segment grow without end. A long queue that is simply worked off is
+    not held up: it is about to be erased as a whole.
+    """
     return (
         segment.scanner.offset > GROWN_BYTES
+        and segment.superseded_bytes * 4 > segment.scanner.offset
         and is_mostly_dead(segment)
         and not segment.is_damaged
         and not locks.is_owned(segment.fd)

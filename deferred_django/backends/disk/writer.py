@@ -24,7 +24,7 @@ from deferred_django.backends.disk.segment import Segment, UnsyncedAdd
 logger = logging.getLogger("deferred_django.disk")
 
 ROTATE_BYTES = 2_000_000
-MAX_ROTATE_BYTES = 64_000_000
+MAX_ROTATE_BYTES = 16_000_000
 GROWTH = 1.5
 IDLE_SECONDS = 60.0
 UNSYNCED_BYTES = 8_000_000
@@ -33,6 +33,7 @@ ADOPT_TRIES = 16
 MAKE_TRIES = 100
 FAILED_KEPT = 4
 TAIL_BYTES = 64 * 1024
+_NOT_YET = OSError(errno.EAGAIN, "tasks that run now are not durable yet")
 _FINISHED_BYTES = 150
 """About what a worker appends for a task that it has run: a ``run`` and a ``rem``."""
 
@@ -54,6 +55,10 @@ class OwnedSegment:
     used_at: float = field(default_factory=time.monotonic)
     error: OSError | None = None
     """Why it is not trusted any more."""
+
+    def reader(self) -> Segment:
+        """The tasks in it, read on the descriptor that owns it."""
+        return Segment(self.name, self.path, self.fd, writable=True)
 
     def release(self) -> None:
         """Let others adopt or erase it. Explicit, for a child that shares the descriptor."""
@@ -87,6 +92,8 @@ class SegmentWriter:
         self._current: OwnedSegment | None = None
         self._retired: list[OwnedSegment] = []
         self._failed: list[OwnedSegment] = []
+        self._distrusted: set[str] = set()
+        """Names of segments whose fsync failed in this process: never adopted."""
         self._rescues: list[Rescue] = []
         self._limit = float(self.rotate_bytes)
 
@@ -156,7 +163,7 @@ class SegmentWriter:
             path = self._names.at(name)
             try:
                 size = os.stat(path).st_size
-                if size > self._limit * 0.75 or any(name == s.name for s in self._failed):
+                if size > self._limit * 0.75 or name in self._distrusted:
                     continue
                 if (tries := tries + 1) > ADOPT_TRIES:
                     return None
@@ -225,9 +232,9 @@ class SegmentWriter:
         """
         with self._sync_lock:
             errors = self._sync_all()
-            self._mend()
-            if self._rescues and errors:
-                raise next(iter(errors.values()))
+            error = self._mend()
+            if self._rescues:
+                raise error or next(iter(errors.values()), _NOT_YET)
 
     def tick(self) -> bool:
         """What the timer calls: sync, let go when idle. ``False`` when nothing is left to do."""
@@ -281,6 +288,7 @@ class SegmentWriter:
         It stays owned (the newest few are), so that nobody appends to it again.
         """
         segment.error = error
+        self._distrusted.add(segment.name)
         with self._mutex:
             if self._current is segment:
                 self._current = None
@@ -288,11 +296,10 @@ class SegmentWriter:
             segment.unsynced = []
             self._failed.append(segment)
         logger.error("%s: %d tasks are not durable there: %s", segment.path, len(batch), error)
-        reader = Segment(segment.name, segment.path, segment.fd, writable=True)
         if self._sync_each:
-            withdraw(reader, batch)
+            withdraw(segment.reader(), batch)
         elif batch:
-            self._rescues.append(Rescue(reader, batch))
+            self._rescues.append(Rescue(segment.reader(), batch))
         busy = {rescue.path for rescue in self._rescues}
         done_with = [old for old in self._failed if old.path not in busy][:-FAILED_KEPT]
         for old in done_with:
@@ -302,27 +309,38 @@ class SegmentWriter:
     def rescue(self, rescue: Rescue) -> None:
         """Write adds anew that another descriptor's failed fsync may have lost."""
         with self._sync_lock:
+            self._distrusted.add(rescue.name)
             self._rescues.append(rescue)
 
-    def _mend(self) -> None:
+    def _mend(self) -> OSError | None:
         """Write what failed into a new segment; what runs elsewhere now waits for a later call."""
         for rescue in list(self._rescues):
             try:
                 done = rescue.proceed(self._write_anew)
             except OSError as error:
                 logger.error("%s: tasks still wait to be written anew: %s", rescue.path, error)
-                return
+                return error
             if done:
                 self._rescues.remove(rescue)
+        return None
 
     def _write_anew(self, batch: list[UnsyncedAdd]) -> None:
-        with self._mutex:
-            segments = {self._append(added) for added in batch}
-        errors = self._sync_all()
-        for segment in segments & errors.keys():
-            # The batch stays with its first rescue, to be tried again: it must not multiply.
-            self._rescues = [rescue for rescue in self._rescues if rescue.path != segment.path]
-            raise errors[segment]
+        """Append and fsync all of the batch; after an ``OSError`` none of it is left anywhere."""
+        used: set[OwnedSegment] = set()
+        try:
+            with self._mutex:
+                for added in batch:
+                    used.add(self._append(added))
+            errors = self._sync_all()
+            for segment in used & errors.keys():
+                raise errors[segment]
+        except OSError:
+            # The batch stays with its first rescue, to be tried again: copies must not multiply.
+            names = {segment.name for segment in used}
+            self._rescues = [rescue for rescue in self._rescues if rescue.name not in names]
+            for segment in used:
+                withdraw(segment.reader(), batch)
+            raise
 
     # -- the end -------------------------------------------------------------------------------
 
