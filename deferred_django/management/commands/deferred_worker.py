@@ -1,0 +1,205 @@
+"""``manage.py deferred_worker``: run the tasks of the store."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from django.apps import apps
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.utils.module_loading import module_has_submodule
+
+from deferred_django import checks, registry
+from deferred_django.backends.base import Backend
+from deferred_django.supervisor import Supervisor
+from deferred_django.worker import Worker
+from deferred_django.worker_process import run_here
+
+TASKS_MODULE = "tasks"
+_QUEUE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
+
+
+class Command(BaseCommand):
+    """Works until it is stopped by SIGTERM or SIGINT, or with ``--drain`` until nothing is due.
+
+    From the command line a supervisor keeps the processes running. Under ``call_command`` with
+    one process nothing forks, and outside the main thread no signal handler is set.
+    """
+
+    help = "Run deferred tasks until stopped (SIGTERM, Ctrl-C; a second one stops at once)."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Add the options."""
+        parser.add_argument(
+            "--processes", type=_option(positive_int), default=1, help="How many processes."
+        )
+        parser.add_argument(
+            "--threads", type=_option(positive_int), default=4, help="How many in each process."
+        )
+        parser.add_argument(
+            "--queues",
+            type=_option(queue_names),
+            metavar="A,B",
+            help="Run the tasks of these queues only.",
+        )
+        parser.add_argument(
+            "--drain", action="store_true", help="Run what is due, then exit with 0."
+        )
+        parser.add_argument(
+            "--max-tasks",
+            type=_option(positive_int),
+            metavar="N",
+            help="Replace a process after it has run so many tasks.",
+        )
+        parser.add_argument(
+            "--shutdown-timeout",
+            type=_option(seconds),
+            default=30.0,
+            metavar="SECONDS",
+            help="How long a stop waits for running tasks before it puts them back.",
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Work."""
+        processes = _checked("processes", positive_int, options["processes"])
+        threads = _checked("threads", positive_int, options["threads"])
+        shutdown_timeout = _checked("shutdown_timeout", seconds, options["shutdown_timeout"])
+        max_tasks = options["max_tasks"]
+        if max_tasks is not None:
+            max_tasks = _checked("max_tasks", positive_int, max_tasks)
+        queues = options["queues"]
+        if queues is not None:
+            queues = _checked("queues", queue_names, queues)
+        drain = bool(options["drain"])
+
+        backend = usable_backend()
+        import_tasks()
+
+        def make_worker() -> Worker:
+            return Worker(
+                registry.get_queue(),
+                threads=threads,
+                queues=queues,
+                drain=drain,
+                max_tasks=max_tasks,
+                shutdown_timeout=shutdown_timeout,
+            )
+
+        self.stdout.write(
+            f"deferred_worker: {place(backend)}, {counted(processes, 'process', 'processes')} "
+            f"with {counted(threads, 'thread', 'threads')}, "
+            f"{'all queues' if queues is None else 'queues ' + ', '.join(queues)}"
+            f"{', until nothing is due' if drain else '; stop it with Ctrl-C'}"
+        )
+        self.stdout.flush()
+        if processes == 1 and not getattr(self, "_called_from_command_line", False):
+            run_here(make_worker)
+        else:
+            Supervisor(
+                make_worker,
+                processes=processes,
+                drain=drain,
+                shutdown_timeout=shutdown_timeout,
+            ).run()
+        self.stdout.write("deferred_worker: stopped")
+
+
+def usable_backend() -> Backend:
+    """The configured backend; ``CommandError`` if a worker can do nothing with it."""
+    try:
+        backend = registry.get_backend()
+    except ImproperlyConfigured as error:
+        raise CommandError(str(error)) from error
+    if not backend.keeps_tasks:
+        raise CommandError(
+            'DEFERRED["BACKEND"] is None: tasks run in the process that enqueues them, and a '
+            "worker has nothing to do.",
+            returncode=2,
+        )
+    if is_disk(backend):
+        why = checks.cannot_be_written(backend.config.path)
+        if why is not None:
+            raise CommandError(
+                f'DEFERRED["PATH"], {backend.config.path}, cannot be written: {why}.'
+            )
+    return backend
+
+
+def is_disk(backend: Backend) -> bool:
+    """Whether the backend keeps its store in ``PATH``."""
+    return type(backend).__module__.startswith("deferred_django.backends.disk")
+
+
+def import_tasks() -> None:
+    """Import the ``tasks`` modules of the installed apps; ``CommandError`` if one fails."""
+    for config in apps.get_app_configs():
+        if config.module is None or not module_has_submodule(config.module, TASKS_MODULE):
+            continue
+        name = f"{config.name}.{TASKS_MODULE}"
+        try:
+            import_module(name)
+        except Exception as error:  # the module is the project's: it may raise anything
+            raise CommandError(
+                f"{name} could not be imported ({type(error).__name__}: {error})."
+            ) from error
+
+
+def place(backend: Backend) -> str:
+    """Where the tasks are, for a line to a person."""
+    if is_disk(backend):
+        return f"store {backend.config.path} (prefix {backend.config.prefix!r})"
+    return f"backend {type(backend).__qualname__}"
+
+
+def counted(number: int, one: str, many: str) -> str:
+    """``1 process`` or ``2 processes``."""
+    return f"{number} {one if number == 1 else many}"
+
+
+def positive_int(value: Any) -> int:
+    """An int of 1 or more, from itself or its text; ``ValueError`` for anything else."""
+    text = str(value)
+    if isinstance(value, bool) or not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise ValueError("it must be a whole number of 1 or more")
+    return int(text)
+
+
+def seconds(value: Any) -> float:
+    """Seconds of 0 or more; ``ValueError`` for anything else."""
+    number = float(value)
+    if not 0 <= number < math.inf:
+        raise ValueError("it must be a number of seconds of 0 or more")
+    return number
+
+
+def queue_names(value: Any) -> list[str]:
+    """Queue names from a comma-separated text or a list; ``ValueError`` if one is none."""
+    names = value.split(",") if isinstance(value, str) else list(value)
+    names = [name.strip() for name in names]
+    for name in names:
+        if not _QUEUE_NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is no queue name (1 to 100 of A-Z a-z 0-9 _ . -)")
+    return list(dict.fromkeys(names))
+
+
+def _option(parse: Callable[[Any], Any]) -> Callable[[str], Any]:
+    def parse_text(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
+
+    return parse_text
+
+
+def _checked(name: str, parse: Callable[[Any], Any], value: Any) -> Any:
+    # call_command passes Python values past the parser.
+    try:
+        return parse(value)
+    except (TypeError, ValueError) as error:
+        raise CommandError(f"{name} is {value!r}: {error}", returncode=2) from None

@@ -1,0 +1,247 @@
+"""Keeps a number of worker processes running, replaces those that die, and stops them.
+
+The supervisor forks its workers, runs no task, opens no store and has no threads. All processes
+stay in its session and process group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from deferred_django import connections
+from deferred_django.worker_process import (
+    EXIT_MAX_TASKS,
+    STOP,
+    STOP_NOW,
+    MakeWorker,
+    handled_signals,
+    leave,
+    run_child,
+)
+
+logger = logging.getLogger("deferred_django")
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 30.0
+"""Seconds before a worker process that died at once is replaced again, doubling. The first
+replacement comes at once."""
+LIVED_SECONDS = 5.0
+"""A worker process that lived so long did not die at once."""
+GRACE_SECONDS = 5.0
+"""How much longer than its shutdown timeout a worker process may take before it is killed."""
+_WAIT_SECONDS = 10.0
+_WAIT_SECONDS_WITHOUT_SIGNALS = 0.1
+
+
+@dataclass(slots=True)
+class _Child:
+    """The place of one worker process."""
+
+    pid: int | None = None
+    control: int = -1
+    started_at: float = 0.0
+    start_at: float = 0.0
+    """When (monotonic) the next process of this place starts."""
+    deaths: int = 0
+    """How many in a row died at once."""
+    done: bool = False
+
+
+class Supervisor:
+    """Runs workers in processes of their own until they are drained or a signal comes."""
+
+    def __init__(
+        self,
+        make_worker: MakeWorker,
+        *,
+        processes: int,
+        drain: bool = False,
+        shutdown_timeout: float = 30.0,
+    ) -> None:
+        """``make_worker`` is called in each child; ``shutdown_timeout`` (seconds) is that of the
+        workers. With ``drain`` a process that ends by itself is not replaced."""
+        self._make_worker = make_worker
+        self._drain = drain
+        self._shutdown_timeout = shutdown_timeout
+        self._children = [_Child() for _ in range(processes)]
+        self._signals = 0
+        self._told = 0
+        self._kill_at: float | None = None
+        self._wake_read = self._wake_write = -1
+
+    def run(self) -> None:
+        """Supervise until every process is done.
+
+        In the main thread SIGTERM, SIGINT and SIGHUP stop the workers, a second one at once.
+        """
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+        try:
+            with self._handling_signals() as wait_seconds:
+                while not all(child.done for child in self._children):
+                    self._pass_on_signals()
+                    self._start_due()
+                    self._wait(wait_seconds)
+                    self._reap()
+        finally:
+            for child in self._children:  # an end of the pipe stops a worker at once
+                self._forget(child)
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+
+    # -- signals ---------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _handling_signals(self) -> Iterator[float]:
+        if threading.current_thread() is not threading.main_thread():
+            yield _WAIT_SECONDS_WITHOUT_SIGNALS
+            return
+        handlers: dict[int, Any] = {
+            signal.SIGTERM: self._on_stop_signal,
+            signal.SIGINT: self._on_stop_signal,
+            signal.SIGCHLD: self._on_child_signal,
+        }
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+            handlers[signal.SIGHUP] = self._on_stop_signal
+        with handled_signals(handlers):
+            yield _WAIT_SECONDS
+
+    def _on_stop_signal(self, signum: int, frame: FrameType | None) -> None:
+        self._signals += 1
+        self._on_child_signal(signum, frame)
+
+    def _on_child_signal(self, signum: int, frame: FrameType | None) -> None:
+        with contextlib.suppress(OSError):  # full: it wakes all the same
+            os.write(self._wake_write, b".")
+
+    def _pass_on_signals(self) -> None:
+        now = time.monotonic()
+        if self._signals > 0 and self._told == 0:
+            logger.info("Stopping the worker processes.")
+            self._tell(STOP)
+            self._told = 1
+            self._kill_at = now + self._shutdown_timeout + GRACE_SECONDS
+        if self._signals > 1 and self._told == 1:
+            self._tell(STOP_NOW)
+            self._told = 2
+            self._kill_at = now + GRACE_SECONDS
+        if self._kill_at is not None and now >= self._kill_at:
+            self._kill_at = None
+            for child in self._children:
+                if child.pid is not None:
+                    logger.error("Worker process %d does not stop; it is killed.", child.pid)
+                    os.kill(child.pid, signal.SIGKILL)
+
+    def _tell(self, order: bytes) -> None:
+        for child in self._children:
+            if child.pid is None:
+                child.done = True
+            else:
+                with contextlib.suppress(BrokenPipeError):  # it has just died
+                    os.write(child.control, order)
+
+    # -- processes -------------------------------------------------------------------------------
+
+    def _start_due(self) -> None:
+        if self._signals:
+            return
+        now = time.monotonic()
+        for child in self._children:
+            if child.pid is None and not child.done and now >= child.start_at:
+                self._start(child)
+
+    def _start(self, child: _Child) -> None:
+        connections.close_before_fork()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        control, child.control = os.pipe()
+        child.started_at = time.monotonic()
+        try:
+            pid = os.fork()
+        except OSError as error:  # too many processes, no memory
+            logger.error("A worker process could not be started: %s", error)
+            os.close(control)
+            self._forget(child)
+            self._pause(child)
+            return
+        if pid == 0:
+            try:
+                os.close(self._wake_read)
+                os.close(self._wake_write)
+                for other in self._children:  # held here, the end of a pipe would never come
+                    if other.control != -1:
+                        os.close(other.control)
+                run_child(self._make_worker, control)
+            finally:
+                leave(1)
+        os.close(control)
+        child.pid = pid
+
+    def _reap(self) -> None:
+        for child in self._children:
+            if child.pid is None:
+                continue
+            try:
+                pid, status = os.waitpid(child.pid, os.WNOHANG)
+            except ChildProcessError:  # somebody else waited for it
+                pid, status = child.pid, 1 << 8
+            if pid:
+                self._ended(child, os.waitstatus_to_exitcode(status))
+
+    def _ended(self, child: _Child, code: int) -> None:
+        pid = child.pid
+        self._forget(child)
+        child.pid = None
+        if self._told or (self._drain and code == 0):
+            child.done = True
+        elif code == EXIT_MAX_TASKS or code == 0:
+            child.start_at = 0.0
+        else:
+            how = f"was killed by {_signal_name(-code)}" if code < 0 else f"exited with {code}"
+            logger.error("Worker process %d %s; another one takes its place.", pid, how)
+            self._pause(child)
+            return
+        child.deaths = 0
+
+    def _pause(self, child: _Child) -> None:
+        now = time.monotonic()
+        if now - child.started_at >= LIVED_SECONDS:
+            child.deaths = 0
+        pause = 0.0
+        if child.deaths:
+            pause = min(FIRST_PAUSE * 2.0 ** min(child.deaths - 1, 20), LONGEST_PAUSE)
+        child.deaths += 1
+        child.start_at = now + pause
+
+    def _forget(self, child: _Child) -> None:
+        if child.control != -1:
+            os.close(child.control)
+            child.control = -1
+
+    def _wait(self, seconds: float) -> None:
+        now = time.monotonic()
+        moments = [child.start_at for child in self._children if not child.pid and not child.done]
+        if self._kill_at is not None:
+            moments.append(self._kill_at)
+        timeout = min([seconds, *(max(moment - now, 0.0) for moment in moments)])
+        if select.select([self._wake_read], [], [], timeout)[0]:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._wake_read, 4096)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,135 @@
+"""A worker as a process: under a supervisor, or in the process that was asked to work.
+
+A supervisor talks to its worker processes through a pipe, not by signals: a signal that reaches
+the whole process group (Ctrl-C, a service manager's stop) must count once, and the pipe's end
+tells that the supervisor is dead.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import random
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any, NoReturn
+
+from deferred_django import registry
+from deferred_django.worker import Ended, Worker
+
+logger = logging.getLogger("deferred_django")
+
+EXIT_MAX_TASKS = 90
+"""A worker process that has run its number of tasks ends with this code, to be replaced."""
+STOP, STOP_NOW = b"s", b"n"
+"""What a supervisor writes to the pipe; its end means the same as ``STOP_NOW``."""
+
+MakeWorker = Callable[[], Worker]
+
+
+def run_child(make_worker: MakeWorker, control: int) -> NoReturn:
+    """Be a worker process: called in a forked child, never returns.
+
+    ``control`` is the reading end of the supervisor's pipe.
+    """
+    code = 1
+    worker = None
+    try:
+        random.seed()
+        if "numpy" in sys.modules:  # its generator would be the same in every child
+            sys.modules["numpy"].random.seed()
+        worker = make_worker()
+        _set_child_signals(worker)
+        threading.Thread(
+            target=_watch, args=(control, worker), name="deferred-control", daemon=True
+        ).start()
+        code = EXIT_MAX_TASKS if worker.run() is Ended.MAX_TASKS else 0
+    except BaseException:
+        logger.critical("The worker process %d failed.", os.getpid(), exc_info=True)
+    finally:
+        if worker is None or not worker.left_running:
+            # As at an ordinary exit; a thread that still runs a task could hang it.
+            with contextlib.suppress(BaseException):
+                registry.reset()
+                atexit._run_exitfuncs()
+        leave(code)
+
+
+def leave(code: int) -> NoReturn:
+    """End the process at once, whatever its threads do, with what was printed and logged."""
+    for handler in [ref() for ref in logging._handlerList]:  # type: ignore[attr-defined]
+        with contextlib.suppress(Exception):
+            if handler is not None:
+                handler.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(code)
+
+
+def run_here(make_worker: MakeWorker) -> Worker:
+    """Work in this process until the end; nothing forks. Returns the last worker.
+
+    In the main thread SIGTERM and SIGINT stop it, a second one at once. A worker that has run
+    its number of tasks is followed by another, as under a supervisor.
+    """
+    with contextlib.ExitStack() as stack:
+        current: list[Worker] = []
+        signals = 0
+
+        def stop(signum: int, frame: FrameType | None) -> None:
+            nonlocal signals
+            signals += 1
+            for worker in current:
+                worker.request_stop(now=signals > 1)
+
+        if threading.current_thread() is threading.main_thread():
+            stack.enter_context(handled_signals({signal.SIGTERM: stop, signal.SIGINT: stop}))
+        while True:
+            worker = make_worker()
+            current[:] = [worker]
+            if signals:  # it came between two workers
+                worker.request_stop(now=signals > 1)
+            if worker.run() is not Ended.MAX_TASKS:
+                return worker
+
+
+@contextlib.contextmanager
+def handled_signals(handlers: dict[int, Any]) -> Iterator[None]:
+    """Handle signals in this way for a while. For the main thread."""
+    before = {signum: signal.signal(signum, handler) for signum, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, signal.SIG_DFL if handler is None else handler)
+
+
+def _set_child_signals(worker: Worker) -> None:
+    def stop(signum: int, frame: FrameType | None) -> None:
+        worker.request_stop()
+
+    def ignore(signum: int, frame: FrameType | None) -> None:
+        # Not SIG_IGN, which the processes that tasks start would inherit.
+        return
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, ignore)
+    signal.signal(signal.SIGHUP, ignore)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+def _watch(control: int, worker: Worker) -> None:
+    while True:
+        try:
+            order = os.read(control, 1)
+        except OSError:
+            order = b""
+        worker.request_stop(now=order != STOP)
+        if not order:
+            return
