@@ -1,0 +1,237 @@
+"""The dead-tasks file itself: its names, when they are durable, its last line, and appending.
+
+``{prefix}dead_tasks-0`` holds one line for each record, ``{crc32}:dead_task:{id}:{record}``, each
+ended by a newline. Only the holder of the store's lock writes. No descriptor outlives an operation,
+since a removal puts another file at the path.
+
+The size of the lock file counts the replacements. It is a number that costs no block of the disk,
+that every process sees at once, and that survives the death of the process that changed it:
+odd while the file's name may not be durable yet, even otherwise, and never the same again once
+records that a reader may have seen are gone or have moved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from deferred_django import ids
+from deferred_django.backends.base import MAX_RECORD_BYTES
+from deferred_django.backends.disk import files, records
+
+KIND = b"dead_task"
+VERSION = "0"
+# The store encodes a context of up to 64 MiB as JSON text, where one byte takes up to six.
+MAX_DEAD_RECORD_BYTES = 7 * MAX_RECORD_BYTES
+BACKWARD_BYTES = 64 * 1024
+READ = os.O_RDONLY
+CHANGE = os.O_RDWR | os.O_APPEND
+_NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL)
+"""A parent directory that this process may not or cannot fsync was not made by it or its like."""
+
+
+def encode(task_id: str, record: bytes) -> bytes:
+    """The line of a record, with its newline; ``ValueError`` for what cannot be stored."""
+    if not ids.ID_PATTERN.fullmatch(task_id):
+        raise ValueError(f"{task_id!r} cannot be stored as a task id")
+    if b"\n" in record:
+        raise ValueError("a dead task's record must not hold a newline")
+    body = b"%b:%b:%b" % (KIND, task_id.encode(), record)
+    return records.encode(body, MAX_DEAD_RECORD_BYTES) + b"\n"
+
+
+def id_of(body: bytes) -> bytes | None:
+    """The id in the body of a line, or in its beginning; ``None`` if it is no dead task's."""
+    parts = body.split(b":", 2)
+    if len(parts) != 3 or parts[0] != KIND:
+        return None
+    task_id = parts[1]
+    return task_id if ids.ID_PATTERN.fullmatch(task_id.decode("latin-1")) else None
+
+
+def lines_backwards(fd: int, end: int) -> Iterator[tuple[int, int]]:
+    """Where each line before ``end`` begins and ends (without its newline), the last one first."""
+    position = line_end = end
+    while position > 0:
+        size = min(BACKWARD_BYTES, position)
+        position -= size
+        chunk = files.read_at(fd, size, position)
+        cut = len(chunk)
+        while (cut := chunk.rfind(b"\n", 0, cut)) >= 0:
+            yield position + cut + 1, line_end
+            line_end = position + cut
+    yield 0, line_end
+
+
+def is_valid_at(fd: int, start: int, end: int) -> bool:
+    """Whether these bytes are one whole line with a good checksum, whatever its length."""
+    scanner = records.Scanner(start, heads_only=True)
+    return any(length == end - start for _, length, _ in scanner.read(fd, end))
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """How a file ends."""
+
+    end: int
+    """Where its last whole record ends."""
+    size: int
+    """Its size: larger than ``end`` if a write was not finished."""
+    newline_missing: bool
+    """The last record is whole but for its newline."""
+
+
+def find_tail(fd: int) -> Tail:
+    """Look at the file's last line, in bounded memory. For the holder of the lock."""
+    size = os.fstat(fd).st_size
+    if size == 0 or files.read_at(fd, 1, size - 1) == b"\n":
+        return Tail(size, size, newline_missing=False)
+    start, _ = next(lines_backwards(fd, size))
+    if is_valid_at(fd, start, size):
+        return Tail(size, size, newline_missing=True)
+    return Tail(start, size, newline_missing=False)
+
+
+class DeadTasksFile:
+    """The file of one store. The methods that take ``lock_fd`` are for the holder of the lock."""
+
+    def __init__(self, directory: str, prefix: str, permissions: int) -> None:
+        self.directory = directory
+        self.path = os.path.join(directory, f"{prefix}dead_tasks-{VERSION}")
+        self.lock_path = os.path.join(directory, f"{prefix}dead_tasks.lock")
+        self.removal_lock_path = os.path.join(directory, f"{prefix}dead_tasks-removal.lock")
+        self._permissions = permissions
+        self.forget()
+
+    def forget(self) -> None:
+        """Be as a new process is: its first add makes the names durable, whoever made the file."""
+        self._names_durable = False
+        # After a failed write or fsync nobody knows what is on the disk in front of the next one.
+        self._newline_first = False
+
+    @property
+    def target(self) -> str:
+        """The path of the file itself, where ``path`` is a symbolic link."""
+        return os.path.realpath(self.path)
+
+    @property
+    def temp_path(self) -> str:
+        """Where a removal writes what stays."""
+        return self.target + ".tmp"
+
+    @contextlib.contextmanager
+    def opened(self, flags: int) -> Iterator[int]:
+        """The file, open; ``FileNotFoundError`` if there is none yet."""
+        fd = files.open_file(self.path, flags)
+        try:
+            yield fd
+        finally:
+            files.close(fd)
+
+    # -- names ---------------------------------------------------------------------------------
+
+    def generation(self) -> int:
+        """A number that another file at the path, or records that went, leave changed."""
+        try:
+            return os.stat(self.lock_path).st_size
+        except OSError:
+            return -1
+
+    def begin_renaming(self, lock_fd: int) -> None:
+        """Say that the directory will hold a name that is not durable yet."""
+        size = os.fstat(lock_fd).st_size
+        files.truncate(lock_fd, size + (1 if size % 2 == 0 else 2))
+
+    def make_names_durable(self, lock_fd: int) -> None:
+        """Fsync the directory, after :meth:`begin_renaming` and a change of names."""
+        files.fsync_directory(os.path.dirname(self.target))
+        size = os.fstat(lock_fd).st_size
+        if size % 2:
+            with contextlib.suppress(OSError):  # costs the next add an fsync, no more
+                files.truncate(lock_fd, size + 1)
+
+    def _open_to_append(self, lock_fd: int) -> int:
+        try:
+            fd = files.open_file(self.path, CHANGE)
+        except FileNotFoundError:
+            self.begin_renaming(lock_fd)
+            fd = files.create_file(self.target, CHANGE, self._permissions)
+        try:
+            if not self._names_durable:
+                self._make_own_directory_durable()
+            if not self._names_durable or os.fstat(lock_fd).st_size % 2:
+                self.make_names_durable(lock_fd)
+                self._names_durable = True
+        except BaseException:
+            files.close(fd)
+            raise
+        return fd
+
+    def _make_own_directory_durable(self) -> None:
+        # Another process may have made it and died before its fsync.
+        try:
+            files.fsync_directory(os.path.dirname(os.path.abspath(self.directory)))
+        except OSError as error:
+            if error.errno not in _NOT_OURS:
+                raise
+
+    # -- appending -----------------------------------------------------------------------------
+
+    def append(self, lines: Sequence[bytes], lock_fd: int) -> list[OSError | None]:
+        """Append lines with one fsync; for each ``None`` if it is durable now, or its error.
+
+        Raises ``OSError`` if none was written.
+        """
+        fd = self._open_to_append(lock_fd)
+        try:
+            tail = find_tail(fd)
+            if tail.size > tail.end:
+                files.truncate(fd, tail.end)
+            newline_first = tail.newline_missing or self._newline_first
+            outcome: list[OSError | None] = []
+            for line in lines:
+                try:
+                    newline_first = self._write(fd, line, newline_first=newline_first)
+                    outcome.append(None)
+                except OSError as error:
+                    newline_first = True
+                    outcome.append(error)
+            if None in outcome:
+                self._sync(fd, tail.end, lock_fd)
+            return outcome
+        finally:
+            files.close(fd)
+
+    def _write(self, fd: int, line: bytes, *, newline_first: bool) -> bool:
+        """Append one line; returns whether the next must begin with a newline."""
+        end = os.fstat(fd).st_size
+        data = b"\n" + line if newline_first else line
+        try:
+            files.append_record(fd, data)
+        except OSError:
+            self._newline_first = True
+            self._undo(fd, end)
+            raise
+        return os.fstat(fd).st_size < end + len(data)
+
+    def _sync(self, fd: int, end: int, lock_fd: int) -> None:
+        try:
+            files.fsync(fd)
+        except OSError:
+            # The kernel takes these pages for clean now, and another process would append behind
+            # bytes that never reach the disk. They go, so that theirs begin where the disk's end.
+            self._newline_first = True
+            self._undo(fd, end)
+            with contextlib.suppress(OSError):
+                files.truncate(lock_fd, os.fstat(lock_fd).st_size + 2)
+            raise
+        self._newline_first = False
+
+    def _undo(self, fd: int, end: int) -> None:
+        # If this fails too, the next add repairs the tail, and begins with a newline here.
+        with contextlib.suppress(OSError):
+            if os.fstat(fd).st_size > end:
+                files.truncate(fd, end)

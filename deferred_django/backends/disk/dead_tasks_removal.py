@@ -1,0 +1,177 @@
+"""Taking records out of the dead-tasks file: a copy without them is put in its place.
+
+Nothing is rewritten in place, so that a removal is all or nothing and a reader's snapshot stays
+whole. Everything but the removed records is copied as it is, damaged bytes included: what cannot be
+read today is not a removal's to destroy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Iterable, Iterator
+
+from deferred_django.backends.disk import files
+from deferred_django.backends.disk.dead_tasks_file import DeadTasksFile, find_tail
+from deferred_django.backends.disk.dead_tasks_index import Span
+from deferred_django.backends.disk.dead_tasks_lock import FileLock
+
+BLOCK_BYTES = 1024 * 1024
+SYNC_BYTES = 16 * 1024 * 1024
+"""Copied between two fsyncs, so that no add's fsync has to wait for the whole copy."""
+CATCH_UPS = 10
+"""Times that what was appended meanwhile is copied without the lock, before it is with it."""
+
+
+class Removal:
+    """One removal, for the holder of the removal lock: copy, then replace, always close.
+
+    ``source`` is the file, open; ``snapshot`` is where its last whole record ended when it was
+    looked at under the lock. ``doomed`` are the records to remove: whole lines before ``snapshot``.
+    """
+
+    def __init__(
+        self,
+        file: DeadTasksFile,
+        lock: FileLock,
+        source: int,
+        snapshot: int,
+        doomed: Iterable[Span],
+    ) -> None:
+        self._file = file
+        self._lock = lock
+        self._source = source
+        self._snapshot = snapshot
+        self._doomed = sorted(doomed)
+        self._copied = 0
+        self._unsynced = 0
+        self._temp_path = file.temp_path
+        self._temp: int | None = None
+        self._replaced = False
+
+    def copy(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Write what stays of the snapshot to the temp file, durably. Takes no lock.
+
+        ``progress`` is told how many of the records to remove were passed.
+        """
+        self._temp = self._create()
+        total = len(self._doomed)
+        for block, passed in self._kept_blocks():
+            self._write(block)
+            if progress is not None:
+                progress(passed, total)
+        files.fsync(self._temp)
+
+    def replace(self) -> None:
+        """Copy what was appended meanwhile and put the copy in the file's place, durably."""
+        assert self._temp is not None
+        for _ in range(CATCH_UPS):
+            with self._lock.hold():
+                self._check()
+                end = find_tail(self._source).end
+            if end - self._copied <= BLOCK_BYTES:
+                break
+            self._copy_to(end)
+            files.fsync(self._temp)
+        with self._lock.hold() as lock_fd:
+            self._check()
+            self._copy_to(os.fstat(self._source).st_size)
+            files.fsync(self._temp)
+            self._file.begin_renaming(lock_fd)
+            files.rename(self._temp_path, self._file.target)
+            self._replaced = True
+            self._file.make_names_durable(lock_fd)
+
+    def close(self) -> None:
+        """Remove the temp file, unless it was put in place."""
+        if self._temp is None:
+            return
+        temp, self._temp = self._temp, None
+        if not self._replaced:
+            with contextlib.suppress(OSError):  # the next removal tries again
+                files.unlink(self._temp_path)
+        files.close(temp)
+
+    def _remove_temp(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            files.unlink(self._temp_path)
+
+    def _create(self) -> int:
+        self._remove_temp()  # of a removal that was killed
+        like = os.fstat(self._source)
+        mode = like.st_mode
+        temp = files.create_file(self._temp_path, os.O_WRONLY | os.O_APPEND, mode & 0o7777, like)
+        group_counts = (mode >> 3) & 0o7 != mode & 0o7
+        if os.fstat(temp).st_gid != like.st_gid and group_counts:
+            self._temp = temp
+            self.close()
+            raise PermissionError(
+                errno.EPERM,
+                "the file cannot be replaced, since its group could not be kept",
+                self._file.path,
+            )
+        return temp
+
+    def _check(self) -> None:
+        """Refuse to go on if others than this package replaced or cut the file meanwhile."""
+        same = files.is_at_path(self._source, self._file.target)
+        if not same or os.fstat(self._source).st_size < max(self._snapshot, self._copied):
+            raise OSError(
+                errno.ESTALE, "the file was replaced or cut by another program", self._file.path
+            )
+
+    def _kept_blocks(self) -> Iterator[tuple[bytes, int]]:
+        """The snapshot without the doomed records, and how many of these were passed so far."""
+        doomed = iter(self._doomed)
+        passed = 0
+        # A line's newline goes with it; one that came after the snapshot stays, as a blank line.
+        start, end = self._next(doomed)
+        position = kept_from = 0
+        while position < self._snapshot:
+            data = self._read(position, min(BLOCK_BYTES, self._snapshot - position))
+            block, block_end = memoryview(data), position + len(data)
+            pieces = []
+            while start < block_end:
+                if start > kept_from:
+                    pieces.append(block[kept_from - position : start - position])
+                kept_from = end
+                if end > block_end:
+                    break
+                passed += 1
+                start, end = self._next(doomed)
+            if kept_from < block_end:
+                pieces.append(block[kept_from - position :])
+                kept_from = block_end
+            position = block_end
+            self._copied = position
+            yield b"".join(pieces), passed
+
+    def _next(self, doomed: Iterator[Span]) -> tuple[int, int]:
+        offset, length = next(doomed, (self._snapshot, 0))
+        return offset, min(offset + length + 1, self._snapshot)
+
+    def _read(self, position: int, size: int) -> bytes:
+        data = files.read_at(self._source, size, position)
+        if not data:
+            raise OSError(errno.ESTALE, "the file was cut by another program", self._file.path)
+        return data
+
+    def _copy_to(self, end: int) -> None:
+        while self._copied < end:
+            data = self._read(self._copied, min(BLOCK_BYTES, end - self._copied))
+            self._copied += len(data)
+            self._write(data)
+
+    def _write(self, data: bytes) -> None:
+        assert self._temp is not None
+        self._unsynced += len(data)
+        while data:
+            # Nobody else has this file, so a short write can go on: the next one says why.
+            written = files.write(self._temp, data)
+            if written == 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._temp_path)
+            data = data[written:]
+        if self._unsynced >= SYNC_BYTES:
+            files.fsync(self._temp)
+            self._unsynced = 0
