@@ -22,8 +22,8 @@ LAYERS = (
     ("on_commit", "options", "signatures", "task"),
     ("attempt", "connections", "event_loop", "execution", "hold"),
     ("housekeeping", "local", "pool", "quarantine"),
-    ("worker.*",),
-    ("supervisor.*",),
+    ("worker", "worker_process"),
+    ("supervisor",),
     ("apps", "checks", "console.*", "management.*", "testing.*"),
 )
 WITHOUT_DJANGO = ("ids", "exceptions", "backends.*")
