@@ -60,10 +60,17 @@ class Demonstration:
     """One run. Every number is from what the server received or from the store."""
 
     def __init__(
-        self, out: OutputWrapper, server: MailServer, directory: Path, environment: dict[str, str]
+        self,
+        out: OutputWrapper,
+        server: MailServer,
+        directory: Path,
+        environment: dict[str, str],
+        *,
+        no_color: bool = False,
     ) -> None:
         self._out = out
-        self._console = Console()
+        self._console = Console(no_color=no_color or None)
+        self._no_color = no_color
         self._server = server
         self._worker = WorkerProcess(PROCESSES, environment, directory / "worker.log")
         self._backend = get_backend()
@@ -94,6 +101,8 @@ class Demonstration:
                 self._wait(lambda: self._delivered() >= KILL_AFTER, "half-way")
                 self._kill_a_process()
                 self._wait(self._is_idle, "done")
+            refused = len(self._server.greylisted_addresses)
+            self._say(f"{refused} addresses were refused for a while and tried again.")
             self._retry_dead_tasks()
             with self._progress("Delivering again"):
                 self._wait(self._is_idle, "done")
@@ -106,8 +115,11 @@ class Demonstration:
         with CSV_FILE.open(newline="", encoding="utf-8") as file:
             rows = [Subscriber(**row) for row in csv.DictReader(file)]
         Subscriber.objects.bulk_create(rows)
-        self._say(f"SMTP server on {self._server.host}:{self._server.port}: it does not know")
-        self._say(f"  {len(CORRECTIONS)} of the addresses (550) and greylists {GREYLISTED} (451).")
+        self._say(
+            f"SMTP server on {self._server.host}:{self._server.port}. It does not know "
+            f"{len(CORRECTIONS)} of the\naddresses (550) and refuses those at {GREYLISTED} "
+            "for a while (451)."
+        )
         self._say(f"{len(rows)} subscribers loaded from {CSV_FILE.name}.")
 
     def _enqueue(self) -> None:
@@ -153,13 +165,20 @@ class Demonstration:
         dead = [record["id"] for record in self._backend.list_dead_tasks()]
         self._dead_before = len(dead)
         self._say("\n$ python manage.py deadtasks list")
-        call_command("deadtasks", "list", stdout=self._out)
+        call_command("deadtasks", "list", stdout=self._out, no_color=self._no_color)
         for mistyped, email in CORRECTIONS.items():
             Subscriber.objects.filter(email=mistyped).update(email=email)
         self._say(f"\n{len(CORRECTIONS)} addresses corrected.")
         if dead:
-            self._say("$ python manage.py deadtasks retry --noinput ID…")
-            call_command("deadtasks", "retry", "--noinput", *dead, stdout=self._out)
+            self._say("$ python manage.py deadtasks retry --noinput ID ...")
+            call_command(
+                "deadtasks",
+                "retry",
+                "--noinput",
+                *dead,
+                stdout=self._out,
+                no_color=self._no_color,
+            )
 
     # -- what is counted ---------------------------------------------------------------------
 

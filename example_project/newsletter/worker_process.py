@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -50,16 +51,16 @@ class WorkerProcess:
         """Stop it if :meth:`stop` has not, the hard way if need be."""
         if self._process is not None and self._process.poll() is None:
             pids = [worker.pid for worker in get_backend().status().workers]
-            self._process.terminate()
-            self._process.terminate()  # the second one: do not wait for what runs
-            try:
-                self._process.wait(5)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-                alive = {worker.pid for worker in get_backend().status().workers}
-                for pid in alive.intersection(pids):
-                    os.kill(pid, signal.SIGKILL)
+            for seconds in (2.0, 5.0):  # the second signal: do not wait for what runs
+                self._process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(seconds)
+                    return
+            self._process.kill()
+            self._process.wait()
+            alive = {worker.pid for worker in get_backend().status().workers}
+            for pid in alive.intersection(pids):
+                os.kill(pid, signal.SIGKILL)
 
     def check(self) -> None:
         """``CommandError`` with the end of its log if it is not running any more."""

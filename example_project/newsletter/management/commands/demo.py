@@ -11,7 +11,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
 from deferred_django import get_backend
@@ -33,7 +32,7 @@ class Command(BaseCommand):
             from example_project.newsletter import demonstration
         except ImportError as error:
             raise CommandError(f"{error}. Try: pip install 'deferred-django[demo]'") from error
-        storage = Path(settings.DEFERRED["PATH"])
+        storage = get_backend().config.path
         storage.mkdir(parents=True, exist_ok=True)
         server = demonstration.mail_server()
         with (
