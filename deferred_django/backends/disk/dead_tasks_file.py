@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -26,6 +27,7 @@ KIND = b"dead_task"
 VERSION = "0"
 # The store encodes a context of up to 64 MiB as JSON text, where one byte takes up to six.
 MAX_DEAD_RECORD_BYTES = 7 * MAX_RECORD_BYTES
+_BEGINNING = re.compile(b"%b:(%b):" % (KIND, ids.ID_PATTERN.pattern.encode())).match
 BACKWARD_BYTES = 64 * 1024
 READ = os.O_RDONLY
 CHANGE = os.O_RDWR | os.O_APPEND
@@ -45,11 +47,8 @@ def encode(task_id: str, record: bytes) -> bytes:
 
 def id_of(body: bytes) -> bytes | None:
     """The id in the body of a line, or in its beginning; ``None`` if it is no dead task's."""
-    parts = body.split(b":", 2)
-    if len(parts) != 3 or parts[0] != KIND:
-        return None
-    task_id = parts[1]
-    return task_id if ids.ID_PATTERN.fullmatch(task_id.decode("latin-1")) else None
+    match = _BEGINNING(body)
+    return None if match is None else match[1]
 
 
 def lines_backwards(fd: int, end: int) -> Iterator[tuple[int, int]]:
