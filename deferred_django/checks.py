@@ -1,8 +1,8 @@
 """System checks of the ``DEFERRED`` setting and of the place that it names.
 
-Errors (``deferred_django.E001`` to ``E007``) are what :mod:`deferred_django.conf` finds wrong;
-``E008`` is a platform that the disk backend cannot work on. Warnings are about the place, which
-may differ between where the checks run and where the project does.
+Errors (``deferred_django.E001`` to ``E008``) are what :mod:`deferred_django.conf` finds wrong.
+Warnings are about the place, which may differ between where the checks run and where the project
+does.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 
 from deferred_django import conf
-from deferred_django.backends.disk import files
 
 TAG: Final = "deferred_django"
 MOUNTS: Final = "/proc/self/mountinfo"
@@ -58,22 +57,13 @@ def check_setting(**kwargs: Any) -> list[checks.CheckMessage]:
 
 
 def check_place(**kwargs: Any) -> list[checks.CheckMessage]:
-    """Whether the disk backend can work on this platform and in its directory."""
+    """Whether the disk backend can work in its directory."""
     try:
         loaded = conf.load()
     except ImproperlyConfigured:  # reported by check_setting
         return []
     if loaded.backend != "disk":
         return []
-    if not files.locks_are_supported():
-        return [
-            checks.Error(
-                "The disk backend needs open-file-description locks (Linux, macOS), which this "
-                "platform does not have.",
-                hint=f'Set DEFERRED["BACKEND"] to {other_backends()}.',
-                id=f"{TAG}.E008",
-            )
-        ]
     found: list[checks.CheckMessage] = []
     path = loaded.config.path
     why = cannot_be_written(path)
@@ -91,17 +81,11 @@ def check_place(**kwargs: Any) -> list[checks.CheckMessage]:
             checks.Warning(
                 f'DEFERRED["PATH"], {path}, is on a network file system ({file_system}), where '
                 "locks and fsync may not hold: tasks may be lost or run twice.",
-                hint=f"Use a local disk, or set the backend to {other_backends()}.",
+                hint=f"Use a local disk, or set the backend to {conf.other_backends()}.",
                 id=f"{TAG}.W002",
             )
         )
     return found
-
-
-def other_backends() -> str:
-    """The backends besides ``disk``, for a sentence."""
-    named = [repr(name) for name in conf.BACKENDS if name != "disk"]
-    return f"{', '.join(named)} or the dotted path of a Backend class"
 
 
 def cannot_be_written(path: Path) -> str | None:

@@ -14,7 +14,7 @@ from django.test import override_settings
 
 from deferred_django import checks as deferred_checks
 from deferred_django import conf, registry
-from deferred_django.backends.disk import files
+from deferred_django.backends.disk import ofd
 from deferred_django.models import DeadTask
 
 
@@ -53,7 +53,7 @@ def test_what_is_wrong_with_the_setting_is_an_error_by_the_same_words(
 
 
 def test_a_platform_without_the_locks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "locks_are_supported", lambda: False)
+    monkeypatch.setattr(ofd, "locks_are_supported", lambda: False)
     with override_settings(DEFERRED={}):
         (message,) = checks.run_checks(tags=[deferred_checks.TAG])
     assert message.id == "deferred_django.E008"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deferred_django.backends.disk import files
+from deferred_django.backends.disk import descriptors
 from deferred_django.backends.disk.tasks_storage import TasksStorage
 from tests.disk import support
 
@@ -18,7 +18,7 @@ Opener = Callable[..., TasksStorage]
 @pytest.fixture
 def opener(tmp_path: Path) -> Iterator[Opener]:
     """Opens storages on one directory; at the end all are closed and no descriptor is left."""
-    before = set(files.open_descriptors())
+    before = set(descriptors.open_descriptors())
     opened: list[TasksStorage] = []
 
     def make(prefix: str = support.PREFIX, **options: Any) -> TasksStorage:
@@ -28,7 +28,7 @@ def opener(tmp_path: Path) -> Iterator[Opener]:
     yield make
     for storage in opened:
         storage.close()
-    left = {fd: path for fd, path in files.open_descriptors().items() if fd not in before}
+    left = {fd: path for fd, path in descriptors.open_descriptors().items() if fd not in before}
     # Claims that a test leaves behind keep their descriptors until the process ends.
     assert all("0-" in path for path in left.values()), left
 

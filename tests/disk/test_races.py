@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from deferred_django.backends.disk import files, locks, tidy, watch
+from deferred_django.backends.disk import descriptors, files, locks, tidy, watch
 from deferred_django.backends.disk.tasks_storage import TasksStorage
 from tests.disk.conftest import Opener
 from tests.disk.support import (
@@ -612,7 +612,7 @@ def test_no_child_is_made_between_open_and_register(
 
         def child() -> None:
             assert order == ["opened", "registering"]
-            assert files.open_descriptors() == {}
+            assert descriptors.open_descriptors() == {}
 
         in_child(child, kill=False)
     files.close(results[0])

@@ -141,7 +141,7 @@ class FileLock:
         self._permissions = permissions
         self._generation = 0
         self._reset()
-        descriptors.on_fork(self._forked)  # type: ignore[arg-type]
+        descriptors.on_fork(self._forked)
 
     def _reset(self) -> None:
         self._threads = FairLock()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from contextlib import closing
 
 from deferred_django.backends.base import Finding, Progress
-from deferred_django.backends.disk import dead_tasks_file, files
+from deferred_django.backends.disk import dead_tasks_file, descriptors
 from deferred_django.backends.disk.dead_tasks_append import Appender
 from deferred_django.backends.disk.dead_tasks_file import CHANGE, DeadTasksFile
 from deferred_django.backends.disk.dead_tasks_index import Span
@@ -51,7 +51,7 @@ class DeadTasksStorage:
         )
         self._appender = Appender(self._file, self._lock)
         self._reader = Reader(self._file)
-        descriptors.on_fork(self._forked)  # type: ignore[arg-type]
+        descriptors.on_fork(self._forked)
 
     def _forked(self) -> None:
         self._file.forget()

@@ -1,16 +1,8 @@
-"""Every call that matters for durability or exclusion, and the table of open descriptors.
+"""Every call that matters for durability or exclusion.
 
 The rest of the disk backend calls these functions through the module (``files.fsync(fd)``), so
 that a test can replace any one of them (:data:`CALLS`) to record, pause or fail it. Each raises
 ``OSError`` naming the file.
-
-Descriptors and forks
-    A child that ``os.fork`` makes inherits open-file-description locks and ``flock`` with the
-    descriptors, and would keep them after the parent's death. Every descriptor of the store is
-    therefore in one table, and the fork hook closes them all in the child at once, without
-    unlocking (an unlock in the child would free the parent's lock). The mutex is held around
-    open→register and unregister→close and by the forking thread, so that no child is made
-    between the two. What was built on the descriptors is told through :func:`on_fork`.
 
 Locks
     ``F_OFD_SETLK`` byte-range locks belong to the open file description: threads that share a
@@ -26,13 +18,10 @@ import errno
 import fcntl
 import os
 import stat
-import struct
-import sys
-import threading
-import weakref
-from collections.abc import Callable, Iterator
-from types import MethodType
+from collections.abc import Iterator
 from typing import Final
+
+from deferred_django.backends.disk import descriptors, ofd
 
 CALLS: Final = (
     "open_file",
@@ -56,94 +45,9 @@ CALLS: Final = (
 )
 """The functions that a fault, a pause or a record is injected into."""
 
-if sys.platform == "darwin":  # pragma: no cover - by the numbers of xnu's fcntl.h; not run there
-    _OFD_SETLK, _OFD_GETLK = 90, 92
-    _FLOCK = struct.Struct("qqihh4x")  # l_start, l_len, l_pid, l_type, l_whence
-
-    def _flock(kind: int, start: int, length: int) -> bytes:
-        return _FLOCK.pack(start, length, 0, kind, os.SEEK_SET)
-
-    def _flock_kind(answer: bytes) -> int:
-        return int(_FLOCK.unpack(answer)[3])
-
-else:
-    _OFD_SETLK = getattr(fcntl, "F_OFD_SETLK", -1)
-    _OFD_GETLK = getattr(fcntl, "F_OFD_GETLK", -1)
-    _FLOCK = struct.Struct("hhqqi4x")  # l_type, l_whence, l_start, l_len, l_pid (must be 0)
-
-    def _flock(kind: int, start: int, length: int) -> bytes:
-        return _FLOCK.pack(kind, os.SEEK_SET, start, length, 0)
-
-    def _flock_kind(answer: bytes) -> int:
-        return int(_FLOCK.unpack(answer)[0])
-
-
-def locks_are_supported() -> bool:
-    """Whether this platform has open-file-description locks."""
-    return os.name == "posix" and _OFD_SETLK > 0
-
-
-# -- the table of descriptors ------------------------------------------------------------------
-
-# Reentrant: a signal handler that forks while this thread opens a file must not wait for itself.
-_mutex = threading.RLock()
-_paths: dict[int, str] = {}
-_fork_callbacks: list[weakref.WeakMethod[Callable[[], None]]] = []
-
-
-def on_fork(method: MethodType) -> None:
-    """Call the bound ``method`` in each forked child, after the descriptors were closed.
-
-    Its object is referenced weakly. The method must make new locks and forget all descriptors.
-    """
-    with _mutex:
-        _fork_callbacks[:] = [callback for callback in _fork_callbacks if callback() is not None]
-        _fork_callbacks.append(weakref.WeakMethod(method))
-
-
-def _before_fork() -> None:
-    _mutex.acquire()
-
-
-def _after_fork_in_parent() -> None:
-    _mutex.release()
-
-
-def _after_fork_in_child() -> None:
-    global _mutex
-    _mutex = threading.RLock()
-    for fd in _paths:
-        with contextlib.suppress(OSError):
-            os.close(fd)
-    _paths.clear()
-    for reference in _fork_callbacks:
-        callback = reference()
-        if callback is not None:
-            callback()
-
-
-os.register_at_fork(
-    before=_before_fork,
-    after_in_parent=_after_fork_in_parent,
-    after_in_child=_after_fork_in_child,
-)
-
-
-def open_descriptors() -> dict[int, str]:
-    """The store's open descriptors and the paths they were opened by (a copy)."""
-    with _mutex:
-        return dict(_paths)
-
-
-def register(fd: int, path: str) -> int:
-    """Put a descriptor that another call made (inotify, a pipe) into the table."""
-    with _mutex:
-        _paths[fd] = path
-    return fd
-
 
 def _path_of(fd: int) -> str:
-    return _paths.get(fd, f"descriptor {fd}")
+    return descriptors.paths.get(fd, f"descriptor {fd}")
 
 
 @contextlib.contextmanager
@@ -163,12 +67,12 @@ def _named(fd: int) -> Iterator[None]:
 
 def open_file(path: str, flags: int) -> int:
     """Open an existing regular file; ``OSError`` if it is anything else (a FIFO never blocks)."""
-    with _mutex:
+    with descriptors.mutex:
         fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
             raise OSError(errno.EINVAL, "is not a regular file", path)
-        _paths[fd] = path
+        descriptors.paths[fd] = path
     return fd
 
 
@@ -179,9 +83,9 @@ def create_file(path: str, flags: int, permissions: int, like: os.stat_result | 
     directory, so that an administrator's shell leaves nothing that the web user cannot read.
     With ``like`` it gets that file's mode and, for root, its owner instead.
     """
-    with _mutex:
+    with descriptors.mutex:
         fd = os.open(path, flags | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, permissions)
-        _paths[fd] = path
+        descriptors.paths[fd] = path
     try:
         os.fchmod(fd, stat.S_IMODE(like.st_mode) if like else permissions)
         if os.geteuid() == 0:
@@ -200,8 +104,8 @@ def create_file(path: str, flags: int, permissions: int, like: os.stat_result | 
 
 def close(fd: int) -> None:
     """Close a descriptor of the table. The caller has released its locks."""
-    with _mutex:
-        _paths.pop(fd, None)
+    with descriptors.mutex:
+        descriptors.paths.pop(fd, None)
         os.close(fd)
 
 
@@ -272,7 +176,8 @@ def append_record(fd: int, record: bytes) -> None:
 def fsync(fd: int) -> None:
     """Make the file's bytes durable."""
     with _named(fd):
-        os.fsync(fd)
+        if not ofd.full_fsync(fd):
+            os.fsync(fd)
 
 
 def fsync_directory(path: str) -> None:
@@ -323,7 +228,7 @@ def is_at_path(fd: int, path: str) -> bool:
 def try_lock(fd: int, start: int, length: int) -> bool:
     """Take the write lock on a byte range; ``False`` if another descriptor has a part of it."""
     try:
-        fcntl.fcntl(fd, _OFD_SETLK, _flock(fcntl.F_WRLCK, start, length))
+        fcntl.fcntl(fd, ofd.SETLK, ofd.pack(fcntl.F_WRLCK, start, length))
     except OSError as error:
         if error.errno in (errno.EAGAIN, errno.EACCES):
             return False
@@ -335,7 +240,7 @@ def try_lock(fd: int, start: int, length: int) -> bool:
 def unlock(fd: int, start: int, length: int) -> None:
     """Let go of a byte range."""
     try:
-        fcntl.fcntl(fd, _OFD_SETLK, _flock(fcntl.F_UNLCK, start, length))
+        fcntl.fcntl(fd, ofd.SETLK, ofd.pack(fcntl.F_UNLCK, start, length))
     except OSError as error:
         error.filename = _path_of(fd)
         raise
@@ -344,8 +249,8 @@ def unlock(fd: int, start: int, length: int) -> None:
 def lock_is_held(fd: int, start: int, length: int) -> bool:
     """Whether another descriptor holds a part of the range; takes nothing."""
     with _named(fd):
-        answer = fcntl.fcntl(fd, _OFD_GETLK, _flock(fcntl.F_WRLCK, start, length))
-    return _flock_kind(answer) != fcntl.F_UNLCK
+        answer = fcntl.fcntl(fd, ofd.GETLK, ofd.pack(fcntl.F_WRLCK, start, length))
+    return ofd.kind_of(answer) != fcntl.F_UNLCK
 
 
 def try_flock(fd: int) -> bool:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator
 
 from deferred_django import ids
-from deferred_django.backends.disk import files, locks, log_records, tidy
+from deferred_django.backends.disk import descriptors, files, locks, log_records, tidy
 from deferred_django.backends.disk.boot import boot_id
 from deferred_django.backends.disk.claims import HELD_RETRY_SECONDS, Claims
 from deferred_django.backends.disk.due_index import DueIndex
@@ -55,7 +55,7 @@ class TasksStorage:
             sync_soon=self._syncer.soon,
         )
         self._reset()
-        files.on_fork(self._after_fork)  # type: ignore[arg-type]
+        descriptors.on_fork(self._after_fork)
 
     def _reset(self) -> None:
         # Reentrant: a tick that runs inline (no threads) comes from within a call.

@@ -18,7 +18,7 @@ import sys
 import time
 from typing import Any
 
-from deferred_django.backends.disk import files
+from deferred_django.backends.disk import descriptors, files
 
 logger = logging.getLogger("deferred_django.disk")
 
@@ -80,7 +80,7 @@ class DirectoryWatch:
         self._wake_read, self._wake_write = os.pipe()
         for fd in (self._wake_read, self._wake_write):
             os.set_blocking(fd, False)
-            files.register(fd, "the wake-up pipe")
+            descriptors.register(fd, "the wake-up pipe")
 
     def wake(self) -> None:
         """End a wait, the running or the next one."""
@@ -137,7 +137,7 @@ class DirectoryWatch:
             return
         fd = None
         try:
-            fd = files.register(calls.init(), "inotify")
+            fd = descriptors.register(calls.init(), "inotify")
             calls.add_watch(fd, self._path)
         except OSError as error:
             if fd is not None:
