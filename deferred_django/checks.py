@@ -16,6 +16,7 @@ from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 
 from deferred_django import conf
+from deferred_django.backends.disk import ofd
 
 TAG: Final = "deferred_django"
 MOUNTS: Final = "/proc/self/mountinfo"
@@ -62,7 +63,11 @@ def check_place(**kwargs: Any) -> list[checks.CheckMessage]:
         loaded = conf.load()
     except ImproperlyConfigured:  # reported by check_setting
         return []
-    if loaded.backend != "disk":
+    if not ofd.locks_are_supported():  # then the disk backend cannot be imported
+        return []
+    from deferred_django.backends.disk import DiskBackend
+
+    if not issubclass(loaded.backend_class, DiskBackend):
         return []
     found: list[checks.CheckMessage] = []
     path = loaded.config.path

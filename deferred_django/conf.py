@@ -21,6 +21,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
 from deferred_django.backends.base import Backend, BackendConfig
+from deferred_django.backends.disk import ofd
 
 SETTING: Final = "DEFERRED"
 
@@ -137,6 +138,14 @@ class _Reading:
                 _did_you_mean(value.lower(), names) if isinstance(value, str) else None,
             )
             return
+        if self.backend == "disk" and not ofd.locks_are_supported():
+            self.reject(
+                "E008",
+                "The disk backend needs open-file-description locks (Linux, macOS), which this "
+                "platform does not have.",
+                f'Set {SETTING}["BACKEND"] to {other_backends()}.',
+            )
+            return
         try:
             found = import_string(path)
         except Exception as error:  # the module is the project's: its import may raise anything
@@ -230,6 +239,11 @@ class _Reading:
             _octal_hint(value),
         )
         return DEFAULTS.file_permissions
+
+
+def other_backends() -> str:
+    """The backends besides ``disk``, for a sentence."""
+    return f"{_listed(name for name in BACKENDS if name != 'disk')} or the dotted path of another"
 
 
 def _plain(text: str) -> str:

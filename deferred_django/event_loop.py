@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any
+
+from deferred_django import forks
 
 logger = logging.getLogger("deferred_django")
 
@@ -95,7 +96,7 @@ def _renew() -> None:
     _process_loop = EventLoop()  # the parent's loop and its thread are not in the child
 
 
-os.register_at_fork(after_in_child=_renew)
+forks.after_in_child(_renew)
 
 
 def process_loop() -> EventLoop:

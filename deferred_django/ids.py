@@ -14,6 +14,8 @@ import re
 import threading
 import time
 
+from deferred_django import forks
+
 ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
 TOKEN_LENGTH = 13
 MAX_ID_LENGTH = 200
@@ -70,7 +72,7 @@ def _renew() -> None:
     _source = IdSource()
 
 
-os.register_at_fork(after_in_child=_renew)
+forks.after_in_child(_renew)
 
 
 def process_token() -> str:

@@ -9,13 +9,12 @@ from __future__ import annotations
 import heapq
 import itertools
 import logging
-import os
 import threading
 import time
 import weakref
 from pathlib import Path
 
-from deferred_django import connections, event_loop
+from deferred_django import connections, event_loop, forks
 from deferred_django.backends.base import BackendConfig, ClaimedTask
 from deferred_django.backends.none import NoneBackend
 from deferred_django.execution import execute
@@ -111,4 +110,4 @@ def _forget_in_child() -> None:
         runner._reset()
 
 
-os.register_at_fork(after_in_child=_forget_in_child)
+forks.after_in_child(_forget_in_child)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
 import threading
 from collections.abc import Callable
 from typing import Any
 
 from django.core.signals import setting_changed
 
-from deferred_django import conf
+from deferred_django import conf, forks
 from deferred_django.backends.base import Backend
 from deferred_django.queue import Queue
 
@@ -88,5 +87,5 @@ def _after_fork_in_child() -> None:
 
 
 setting_changed.connect(_on_setting_changed, dispatch_uid="deferred_django.registry")
-os.register_at_fork(after_in_child=_after_fork_in_child)
+forks.after_in_child(_after_fork_in_child)
 atexit.register(reset)

@@ -16,6 +16,7 @@ from deferred_django import checks as deferred_checks
 from deferred_django import conf, registry
 from deferred_django.backends.disk import ofd
 from deferred_django.models import DeadTask
+from tests.support import run_python
 
 
 def run() -> list[tuple[str | None, str]]:
@@ -61,6 +62,40 @@ def test_a_platform_without_the_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "None" in message.hint
     with override_settings(DEFERRED={"BACKEND": None}):
         assert run() == []
+
+
+def test_the_check_on_a_platform_that_is_not_posix() -> None:
+    """The package is importable there, says what does not work, and the None backend works."""
+    run_python(
+        """
+        import os, sys, threading
+
+        import django
+        from django.conf import settings
+        from django.core import checks
+        from django.core.exceptions import ImproperlyConfigured
+        from django.test import override_settings
+
+        sys.modules["fcntl"] = None
+        del os.register_at_fork
+        settings.configure(INSTALLED_APPS=["deferred_django"], DATABASES={}, BASE_DIR="/x")
+        django.setup()
+        from deferred_django import get_backend
+
+        (error,) = checks.run_checks(tags=["deferred_django"])
+        assert error.id == "deferred_django.E008", error
+        assert "None" in error.hint, error.hint
+        try:
+            get_backend()
+        except ImproperlyConfigured:
+            pass
+        else:
+            raise AssertionError
+        with override_settings(DEFERRED={"BACKEND": None}):
+            assert checks.run_checks(tags=["deferred_django"]) == []
+            get_backend()
+        """
+    )
 
 
 def test_a_path_that_is_a_file_or_below_one(tmp_path: Path) -> None:

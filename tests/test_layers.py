@@ -11,7 +11,7 @@ from tests.support import run_python
 
 LAYERS = (
     # The lowest first. A module imports from its own layer (never in a circle) and those before.
-    ("__init__", "ids", "exceptions"),
+    ("__init__", "exceptions", "forks", "ids"),
     ("backends", "backends.failures"),
     ("backends.base",),
     ("backends.disk.*", "backends.none"),
@@ -26,7 +26,7 @@ LAYERS = (
     ("supervisor",),
     ("apps", "checks", "console.*", "management.*", "testing.*"),
 )
-WITHOUT_DJANGO = ("ids", "exceptions", "backends.*")
+WITHOUT_DJANGO = ("exceptions", "forks", "ids", "backends.*")
 """The store: usable, testable and fuzzable alone."""
 
 MODULES = package_modules()
