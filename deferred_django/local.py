@@ -42,6 +42,7 @@ class LocalRunner:
         self._order = itertools.count()
         self._threads = 0
         self._idle = 0
+        self._closed = False
 
     def enqueue(
         self, context: bytes, *, task_id: str, publish_at: float | None, queue: str, priority: int
@@ -53,6 +54,8 @@ class LocalRunner:
     def add(self, claim: ClaimedTask) -> None:
         """Run the claim once it is due."""
         with self._changed:
+            if self._closed:
+                return
             entry = (claim.publish_at, -claim.priority, next(self._order), claim)
             heapq.heappush(self._entries, entry)
             self._changed.notify()
@@ -61,18 +64,24 @@ class LocalRunner:
                 threading.Thread(target=self._work, name=name, daemon=True).start()
                 self._threads += 1
 
+    def close(self) -> None:
+        """Drop what has not begun; the threads end with what they run."""
+        with self._changed:
+            self._closed = True
+            self._entries.clear()
+            self._changed.notify_all()
+
     def _work(self) -> None:
         connections.watch_thread()
-        while True:
-            claim = self._next()
+        while (claim := self._next()) is not None:
             try:
                 execute(self._queue, claim, loop=event_loop.process_loop(), check_connections=True)
             except BaseException:  # the thread outlives whatever went wrong around a task
                 logger.exception("Working on task %s failed.", claim.id)
 
-    def _next(self) -> ClaimedTask:
+    def _next(self) -> ClaimedTask | None:
         with self._changed:
-            while True:
+            while not self._closed:
                 now = time.time()
                 if self._entries and self._entries[0][0] <= now:
                     return heapq.heappop(self._entries)[3]
@@ -87,6 +96,8 @@ class LocalRunner:
                 self._idle -= 1
                 if has_connections and not woken:
                     connections.close_here()
+        connections.close_here()
+        return None
 
 
 class _Memory(NoneBackend):

@@ -42,6 +42,9 @@ class LocalRunner(Protocol):
     ) -> None:
         """Run the task once it is due."""
 
+    def close(self) -> None:
+        """Drop what has not begun."""
+
 
 class Queue:
     """The tasks of one backend. Thread-safe."""

@@ -8,18 +8,20 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
 from deferred_django import conf, forks
 from deferred_django.backends.base import Backend
-from deferred_django.queue import Queue
+from deferred_django.queue import LocalRunner, Queue
 
 logger = logging.getLogger("deferred_django")
 
 _lock = threading.RLock()
 _backend: Backend | None = None
 _queue: Queue | None = None
-_local_runner: Callable[[], Any] | None = None
+_runner: LocalRunner | None = None
+_make_runner: Callable[[], LocalRunner] | None = None
 
 
 def get_backend() -> Backend:
@@ -39,38 +41,44 @@ def get_backend() -> Backend:
 
 
 def get_queue() -> Queue:
-    """The queue on :func:`get_backend`, with the same life."""
-    global _queue
+    """The queue on :func:`get_backend`, with the same life and the same errors."""
+    global _queue, _runner
     if _queue is not None:
         return _queue
     with _lock:
         if _queue is None:
             backend = get_backend()
-            runner = None
-            if not backend.keeps_tasks and _local_runner is not None:
-                runner = _local_runner()
-            _queue = Queue(backend, local_runner=runner)
+            if not backend.keeps_tasks:
+                if _make_runner is None:
+                    raise ImproperlyConfigured(
+                        "This backend keeps no tasks, and what runs them in this process starts "
+                        'with the app: "deferred_django" must be in INSTALLED_APPS.'
+                    )
+                _runner = _make_runner()
+            _queue = Queue(backend, local_runner=_runner)
         return _queue
 
 
-def set_local_runner(factory: Callable[[], Any]) -> None:
+def set_local_runner(factory: Callable[[], LocalRunner]) -> None:
     """Name what makes the runner of a backend that keeps no tasks.
 
     The runner executes tasks and so stands above this module, which therefore cannot import it.
     """
-    global _local_runner
-    _local_runner = factory
+    global _make_runner
+    _make_runner = factory
 
 
 def reset() -> None:
     """Close the backend and forget it; the next call builds one of the setting as it is then."""
-    global _backend, _queue
+    global _backend, _queue, _runner
     with _lock:
-        backend, _backend, _queue = _backend, None, None
-    if backend is None:
-        return
+        backend, runner = _backend, _runner
+        _backend = _queue = _runner = None
     try:
-        backend.close()
+        if runner is not None:
+            runner.close()
+        if backend is not None:
+            backend.close()
     except Exception:  # whoever changes a setting or exits can do nothing about it
         logger.exception("The backend could not be closed cleanly.")
 

@@ -58,6 +58,19 @@ def test_delays_and_arguments_are_those_of_every_backend() -> None:
         tasks.record.enqueue(object())
 
 
+def test_another_setting_ends_the_runner_and_drops_what_waits() -> None:
+    def runs() -> list[str]:
+        names = [thread.name for thread in threading.enumerate()]
+        return [name for name in names if name.startswith("deferred-local")]
+
+    with override_settings(DEFERRED={"BACKEND": None}):
+        tasks.record.using(delay=60).enqueue("dropped")
+        tasks.record.using(delay=0.2).enqueue("dropped too")
+        assert runs()
+    wait_until(lambda: not runs(), what="the threads end")
+    assert tasks.calls == []
+
+
 @pytest.mark.usefixtures("no_store")
 def test_there_is_nothing_for_a_worker_to_do() -> None:
     assert get_queue().claim(1) == []
