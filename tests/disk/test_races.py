@@ -680,12 +680,13 @@ def test_a_lost_event_costs_a_second_at_most(
     add(producer, b"1")
     assert wait_and_claim(worker) == b"1"
     worker.wait(0)
-    assert worker._watch is not None
+    assert worker._waiter.watch is not None
+    descriptor = worker._waiter.watch._inotify
     real = os.read
 
     def overflow(fd: int, size: int) -> bytes:
         data = real(fd, size)
-        if worker._watch is not None and fd == worker._watch._inotify and data:
+        if fd == descriptor and data:
             return watch._HEADER.pack(-1, watch._OVERFLOW, 0, 0)
         return data
 

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Collection, Iterator
 
-from deferred_django.backends.disk import files, tidy
+from deferred_django.backends.disk import files, locks, tidy
 from deferred_django.backends.disk.due_index import DueIndex
 from deferred_django.backends.disk.segment import Entry, Segment
 from deferred_django.backends.disk.segment_set import SegmentSet
@@ -124,3 +124,14 @@ class Claims:
             files.unlock(entry.segment.fd, entry.offset, entry.length)
         except OSError as error:  # an unlock of a valid descriptor does not fail
             logger.error("task %s stays claimed: %s", entry.id, error)
+
+
+def survey(segment: Segment) -> Iterator[tuple[Entry, bool]]:
+    """The pending tasks of a segment, each with whether anybody, this process too, claims it."""
+    elsewhere = locks.has_claims(segment.fd)
+    for entry in segment.tasks.values():
+        yield (
+            entry,
+            entry.claimed
+            or (elsewhere and files.lock_is_held(segment.fd, entry.offset, entry.length)),
+        )

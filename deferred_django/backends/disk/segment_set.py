@@ -38,6 +38,17 @@ class SegmentSet:
         """Those too whose file is no longer at its path but that are in use."""
         return [*self._by_name.values(), *(s for s in self._dropped if s.users)]
 
+    def problems(self) -> list[str]:
+        """Sentences about files that cannot be used, and bytes that no write left."""
+        found = [f"{name}: {why}" for name, why in sorted(self.unreadable.items())]
+        for segment in self._by_name.values():
+            damaged = segment.scanner.damaged + segment.unknown_records
+            if damaged:
+                found.append(f"{segment.name}: {damaged} damaged records")
+            if not segment.writable:
+                found.append(f"{segment.name}: may not be written by this user")
+        return found
+
     def refresh(self, watch: DirectoryWatch | None = None) -> None:
         """Bring everything up to date; only what the watch names, if it can tell."""
         changed = watch.changed() if watch is not None else None

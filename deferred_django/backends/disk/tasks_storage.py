@@ -14,25 +14,23 @@ import time
 from collections.abc import Collection, Iterable, Iterator
 
 from deferred_django import ids
-from deferred_django.backends.disk import descriptors, files, locks, log_records, tidy
+from deferred_django.backends.disk import descriptors, files, log_records, tidy
 from deferred_django.backends.disk.boot import boot_id
-from deferred_django.backends.disk.claims import HELD_RETRY_SECONDS, Claims
+from deferred_django.backends.disk.claims import HELD_RETRY_SECONDS, Claims, survey
 from deferred_django.backends.disk.due_index import DueIndex
 from deferred_django.backends.disk.log_records import Run
 from deferred_django.backends.disk.names import StoreNames
-from deferred_django.backends.disk.rescue import Rescue
 from deferred_django.backends.disk.segment import Entry, Segment, UnsyncedAdd
 from deferred_django.backends.disk.segment_set import SegmentSet
 from deferred_django.backends.disk.syncer import Syncer
-from deferred_django.backends.disk.watch import POLL_SECONDS, DirectoryWatch
+from deferred_django.backends.disk.waiter import Waiter
+from deferred_django.backends.disk.worker_appends import WorkerAppends
 from deferred_django.backends.disk.writer import SegmentWriter
 
 logger = logging.getLogger("deferred_django.disk")
 
 WORKER_SYNC_SECONDS = 0.5
 """The period of the timer where ``fsync_frequency`` is 0: for what workers append."""
-FRUITLESS_WAKES = 3
-MAX_THROTTLE_SECONDS = 0.02
 
 
 class TasksStorage:
@@ -63,10 +61,9 @@ class TasksStorage:
         self._index = DueIndex()
         self._segments = SegmentSet(self.names, self._found)
         self._claims = Claims(self._segments, self._index)
-        self._watch: DirectoryWatch | None = None
+        self._appends = WorkerAppends(self._segments, self._mutex, self._writer.rescue)
+        self._waiter = Waiter(self.names.path)
         self._claiming = False
-        self._fruitless = 0
-        self._woken = False
 
     def _after_fork(self) -> None:
         self._reset()
@@ -95,7 +92,7 @@ class TasksStorage:
         """All pending tasks, each with whether somebody has claimed it."""
         with self._mutex:
             self._segments.refresh()
-            return [pair for segment in self._segments.segments() for pair in _survey(segment)]
+            return [pair for segment in self._segments.segments() for pair in survey(segment)]
 
     def payload(self, entry: Entry) -> bytes | None:
         """The context of a surveyed task; ``None`` if it is gone meanwhile."""
@@ -110,13 +107,7 @@ class TasksStorage:
     def problems(self) -> list[str]:
         """Sentences about files that cannot be read and bytes that no write left."""
         with self._mutex:
-            found = [f"{name}: {why}" for name, why in sorted(self._segments.unreadable.items())]
-            for segment in self._segments.segments():
-                damaged = segment.scanner.damaged + segment.unknown_records
-                if damaged:
-                    found.append(f"{segment.name}: {damaged} damaged records")
-                if not segment.writable:
-                    found.append(f"{segment.name}: may not be written by this user")
+            found = self._segments.problems()
             found += [f"{name}: a damaged segment that was kept" for name in self.names.asides()]
             return found
 
@@ -132,7 +123,7 @@ class TasksStorage:
         """Claim due tasks; see :meth:`Backend.claim_tasks`. Each comes with its payload."""
         with self._mutex:
             self._claiming = True
-            self._segments.refresh(self._watch)
+            self._segments.refresh(self._waiter.watch)
             now_ms = _now_ms()
             self._index.advance(now_ms, time.monotonic())
             if task_ids is None:
@@ -147,7 +138,7 @@ class TasksStorage:
                 ]
                 taken = self._claims.take_these(named[:limit])
             if taken:
-                self._fruitless = 0
+                self._waiter.not_in_vain()
             claimed = [pair for entry in taken for pair in self._with_payload(entry)]
         self._syncer.soon()
         return claimed
@@ -244,91 +235,32 @@ class TasksStorage:
     def wait(self, timeout: float) -> None:
         """Return once there may be something to claim; see :meth:`Backend.wait`."""
         with self._mutex:
-            if self._watch is None:
-                self._watch = DirectoryWatch(self.names.path)
-                if self._woken:  # before there was anything to wake
-                    return
-            watch = self._watch
             next_in = self._index.seconds_to_next(_now_ms(), time.monotonic())
-            # Other workers' appends wake an idle one too. It gets slower the more often in vain.
-            vain = self._fruitless - FRUITLESS_WAKES
-            self._fruitless += 1
-        timeout = min(timeout, POLL_SECONDS if next_in is None else min(next_in, POLL_SECONDS))
-        if vain > 0 and timeout > MAX_THROTTLE_SECONDS:
-            watch.wait_for_wake(min(0.001 * 2 ** min(vain, 10), MAX_THROTTLE_SECONDS))
-        began = time.monotonic()
-        watch.wait(timeout)
-        if time.monotonic() - began >= min(timeout, MAX_THROTTLE_SECONDS):
-            self._fruitless = 0
+        self._waiter.wait(timeout if next_in is None else min(timeout, next_in))
 
     def wake(self) -> None:
         """End a wait early. A signal handler may call it: it takes no lock."""
-        self._woken = True
-        watch = self._watch
-        if watch is not None:
-            watch.wake()
+        self._waiter.wake()
 
     # -- durability and order ------------------------------------------------------------------
 
     def sync(self) -> None:
         """Make durable all that this process appended; ``OSError`` if that is not possible."""
         self._writer.sync()
-        error = self._sync_segments()
+        error = self._appends.sync(free_ones=self._claiming)
         if error is not None:
             raise error
 
     def _tick(self) -> bool:
         more = self._writer.tick()
-        error = self._sync_segments()
+        error = self._appends.sync(free_ones=self._claiming)
         with self._mutex:
             return more or error is not None or self._claiming
-
-    def _sync_segments(self) -> OSError | None:
-        """Fsync what was appended under claims, and once what a dead owner left unsynced."""
-        with self._mutex:
-            jobs = []
-            for segment in self._segments.all_open():
-                dirty = bool(segment.unsynced or segment.unsynced_adds)
-                if self._claiming and segment.writable:
-                    free = not locks.is_owned(segment.fd)
-                    dirty = dirty or (free and not segment.is_synced_free)
-                    segment.is_synced_free = free
-                if dirty:
-                    segment.users += 1
-                    jobs.append((segment, segment.unsynced, segment.unsynced_adds))
-                    segment.unsynced, segment.unsynced_adds = [], []
-        failed = None
-        for segment, appended, adds in jobs:
-            try:
-                files.fsync(segment.fd)
-            except OSError as error:
-                failed = error
-                logger.error("%s: what was appended is not durable: %s", segment.path, error)
-                self._repeat(segment, appended, adds)
-            finally:
-                with self._mutex:
-                    segment.users -= 1
-        return failed
-
-    def _repeat(self, segment: Segment, appended: list[bytes], adds: list[UnsyncedAdd]) -> None:
-        """A failed fsync is a lost write: removals are appended again, tasks move elsewhere."""
-        segment.is_synced_free = False
-        if not files.is_at_path(segment.fd, segment.path):
-            return  # replaced: a compaction made what it copied durable
-        try:
-            files.append_record(segment.fd, b"".join(appended) or b"\n")
-        except OSError as error:
-            logger.error("%s: %s", segment.path, error)
-        with self._mutex:
-            segment.unsynced = appended + segment.unsynced
-        if adds:
-            own = Segment.open(segment.name, segment.path)
-            self._writer.rescue(Rescue(own, adds, close_when_done=True))
 
     def maintain(self) -> None:
         """Erase drained segments, compact mostly dead ones, remove what killed processes left."""
         with self._mutex:
-            self._segments.refresh(self._watch)
+            self._segments.refresh(self._waiter.watch)
             for segment in self._segments.segments():
                 try:
                     if tidy.tidy(self.names, segment, self._segments.read_on):
@@ -346,16 +278,14 @@ class TasksStorage:
         try:
             if os.path.isdir(self.names.path):
                 self._writer.close()
-                error = self._sync_segments()
+                error = self._appends.sync(free_ones=self._claiming)
                 if error is not None:
                     raise error
         finally:
             with self._mutex:
                 self._claiming = False
                 self._segments.close()
-                if self._watch is not None:
-                    self._watch.close()
-                    self._watch = None
+                self._waiter.close()
 
 
 def _now_ms() -> int:
@@ -365,13 +295,3 @@ def _now_ms() -> int:
 def _to_ms(seconds: float) -> int:
     # Rounded down, so that what is due now is due at once; whole milliseconds survive the float.
     return math.floor(seconds * 1000 + 0.001)
-
-
-def _survey(segment: Segment) -> Iterator[tuple[Entry, bool]]:
-    claimed = locks.has_claims(segment.fd)
-    for entry in segment.tasks.values():
-        yield (
-            entry,
-            entry.claimed
-            or (claimed and files.lock_is_held(segment.fd, entry.offset, entry.length)),
-        )

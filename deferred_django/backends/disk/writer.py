@@ -1,4 +1,4 @@
-"""The one segment that this process owns: adoption, appending, rotation, fsync.
+"""Appending new tasks to the one segment that this process owns: rotation, fsync.
 
 Locking inside the process: ``_mutex`` guards the state and is held for a write, never for an
 fsync; ``_sync_lock`` is held by the one thread that fsyncs, and is taken before ``_mutex``.
@@ -6,65 +6,33 @@ fsync; ``_sync_lock`` is held by the one thread that fsyncs, and is taken before
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
-from deferred_django import ids
-from deferred_django.backends.disk import files, locks, records
+from deferred_django.backends.disk import files, ownership
 from deferred_django.backends.disk.names import StoreNames
+from deferred_django.backends.disk.ownership import OwnedSegment
 from deferred_django.backends.disk.rescue import Rescue, withdraw
-from deferred_django.backends.disk.segment import Segment, UnsyncedAdd
+from deferred_django.backends.disk.segment import UnsyncedAdd
 
 logger = logging.getLogger("deferred_django.disk")
 
 ROTATE_BYTES = 2_000_000
 MAX_ROTATE_BYTES = 16_000_000
 GROWTH = 1.5
+ADOPT_BELOW = 0.75
+"""A free segment that is fuller than this part of the limit is left alone."""
 IDLE_SECONDS = 60.0
 UNSYNCED_BYTES = 8_000_000
 """So much may wait for the timer's fsync; more is synced at once."""
-ADOPT_TRIES = 16
-MAKE_TRIES = 100
 FAILED_KEPT = 4
-TAIL_BYTES = 64 * 1024
 _NOT_YET = OSError(errno.EAGAIN, "tasks that run now are not durable yet")
 _FINISHED_BYTES = 150
 """About what a worker appends for a task that it has run: a ``run`` and a ``rem``."""
-
-
-@dataclass(slots=True, eq=False)
-class OwnedSegment:
-    """A segment whose ownership byte this process has locked."""
-
-    name: str
-    path: str
-    fd: int
-    size: int = 0
-    added: int = 0
-    added_bytes: int = 0
-    durable: int = 0
-    """How many of the ``added`` an fsync has covered."""
-    unsynced: list[UnsyncedAdd] = field(default_factory=list)
-    unsynced_bytes: int = 0
-    used_at: float = field(default_factory=time.monotonic)
-    error: OSError | None = None
-    """Why it is not trusted any more."""
-
-    def reader(self) -> Segment:
-        """The tasks in it, read on the descriptor that owns it."""
-        return Segment(self.name, self.path, self.fd, writable=True)
-
-    def release(self) -> None:
-        """Let others adopt or erase it. Explicit, for a child that shares the descriptor."""
-        with contextlib.suppress(OSError):
-            locks.release_ownership(self.fd)
-        files.close(self.fd)
 
 
 class SegmentWriter:
@@ -117,7 +85,12 @@ class SegmentWriter:
     def _append(self, added: UnsyncedAdd) -> OwnedSegment:
         segment = self._current
         if segment is None:
-            segment = self._current = self._open()
+            segment = self._current = ownership.open_segment(
+                self._names,
+                file_permissions=self._permissions,
+                room_below=int(self._limit * ADOPT_BELOW),
+                distrusted=self._distrusted,
+            )
         files.append_record(segment.fd, added.record)
         size = len(added.record)
         segment.size += size
@@ -142,78 +115,6 @@ class SegmentWriter:
             self._limit = min(self._limit * GROWTH, MAX_ROTATE_BYTES)
         else:
             self._limit = float(self.rotate_bytes)
-
-    # -- opening -------------------------------------------------------------------------------
-
-    def _open(self) -> OwnedSegment:
-        if not os.path.isdir(self._names.path):
-            files.make_directory(self._names.path, self._permissions)
-        segment = self._adopt() or self._make()
-        try:
-            # Whoever made the file: its name must be durable before the first acknowledgement.
-            files.fsync_directory(self._names.path)
-        except OSError:
-            segment.release()
-            raise
-        return segment
-
-    def _adopt(self) -> OwnedSegment | None:
-        tries = 0
-        for name in self._names.segments():
-            path = self._names.at(name)
-            try:
-                size = os.stat(path).st_size
-                if size > self._limit * 0.75 or name in self._distrusted:
-                    continue
-                if (tries := tries + 1) > ADOPT_TRIES:
-                    return None
-                fd = files.open_file(path, os.O_RDWR | os.O_APPEND)
-            except OSError:
-                continue  # gone, or not ours to write: the readers report what is unreadable
-            segment = self._owned(name, path, fd)
-            if segment is None:
-                continue
-            segment.size = os.fstat(fd).st_size
-            if not self._look_at_tail(segment):
-                segment.release()
-                continue
-            return segment
-        return None
-
-    def _make(self) -> OwnedSegment:
-        for _ in range(MAKE_TRIES):
-            name = self._names.new_segment()
-            path = self._names.at(name)
-            fd = files.create_file(path, os.O_RDWR | os.O_APPEND, self._permissions)
-            segment = self._owned(name, path, fd)
-            if segment is not None:
-                return segment
-        raise OSError(errno.EAGAIN, "every new segment was erased before it could be locked", path)
-
-    def _owned(self, name: str, path: str, fd: int) -> OwnedSegment | None:
-        """Lock, and only then look whether the file is still the one at its path."""
-        try:
-            if locks.try_ownership(fd):
-                if files.is_at_path(fd, path):
-                    return OwnedSegment(name, path, fd)
-                locks.release_ownership(fd)
-        except OSError:
-            files.close(fd)
-            raise
-        files.close(fd)
-        return None
-
-    def _look_at_tail(self, segment: OwnedSegment) -> bool:
-        """Let new ids start behind the newest here; ``False`` if foreign bytes are at the end."""
-        scanner = records.Scanner(max(0, segment.size - TAIL_BYTES), heads_only=True)
-        newest = 0
-        for _, _, body in scanner.read(segment.fd):
-            if body.startswith(b"add:"):
-                seconds = ids.seconds_of(body[4:].partition(b":")[0].decode("ascii", "replace"))
-                newest = max(newest, seconds or 0)
-        ids.start_from(newest)
-        # The first line of the window is cut, as a rule, and says nothing.
-        return scanner.damaged - (1 if segment.size > TAIL_BYTES else 0) <= 0
 
     # -- fsync ---------------------------------------------------------------------------------
 
