@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -20,6 +21,13 @@ TAKE_TERMINAL = """\
 import os, sys
 os.close(os.open(os.ttyname(0), os.O_RDWR))
 os.execv(sys.argv[1], sys.argv[1:])
+"""
+# One process for all of them: most of a command's time is Django's start.
+RUN = """\
+import json, sys
+from django.core.management import execute_from_command_line
+for command in json.loads(sys.argv[1]):
+    execute_from_command_line(["manage.py", *command])
 """
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 Key = bytes | Callable[[], bytes]
@@ -40,22 +48,23 @@ class Session:
 
 def on_terminal(
     project: Project,
-    *arguments: str,
+    *commands: Sequence[str],
     columns: int = 80,
     keys: Sequence[tuple[str, Key]] = (),
     env: Mapping[str, str] | None = None,
     timeout: float = 30.0,
 ) -> Session:
-    """Run ``manage.py`` with these arguments on a terminal of this many columns.
+    """Run these commands of ``manage.py``, one after the other, on a terminal of this width.
 
-    Each of ``keys`` is a text to wait for and what is typed then (or what gives it, when asked).
+    The first that fails ends the session. Each of ``keys`` is a text to
+    wait for and what is typed then, or what gives it.
     """
     master, slave = pty.openpty()
     termios.tcsetwinsize(slave, (24, columns))
     environment = {**project.env, "TERM": "xterm-256color", **(env or {})}
     environment.pop("COLUMNS", None)
     process = subprocess.Popen(
-        [sys.executable, "-ISc", TAKE_TERMINAL, sys.executable, "manage.py", *arguments],
+        [sys.executable, "-ISc", TAKE_TERMINAL, sys.executable, "-c", RUN, json.dumps(commands)],
         cwd=project.path,
         env=environment,
         stdin=slave,

@@ -58,14 +58,6 @@ class Store(FakeBackend):
             for done in range(0, len(ids) + 1, 50):
                 progress(done, len(ids))
 '''
-COMMANDS = (
-    ["deadtasks", "list"],
-    ["deadtasks", "list", "--format", "json"],
-    ["deadtasks", "show", "1796000000-4242-abcdefghijklm-7"],
-    ["deadtasks", "purge", "--all", "--dry-run"],
-    ["deferred_status"],
-    ["deferred_verify"],
-)
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +84,7 @@ def shell(project: Project, line: str, **env: str) -> subprocess.CompletedProces
 
 
 def test_the_table_at_80_columns(project: Project) -> None:
-    done = on_terminal(project, "deadtasks", "list")
+    done = on_terminal(project, ["deadtasks", "list"])
     lines = done.text.splitlines()
     assert done.code == 0
     assert b"\x1b[1m" in done.written
@@ -103,40 +95,35 @@ def test_the_table_at_80_columns(project: Project) -> None:
     assert "SMTPRecipientsRefused: \\x1b[2J" in lines[3]
 
 
-def test_no_color(project: Project) -> None:
-    done = on_terminal(project, "deadtasks", "list", "--no-color", "--limit", "1")
-    assert done.code == 0
-    assert b"\x1b" not in done.written
-
-
-@pytest.mark.parametrize(
-    ("columns", "arguments"),
-    [*((80, command) for command in COMMANDS), (20, COMMANDS[0]), (20, COMMANDS[3])],
-)
-def test_every_command_on_an_ascii_terminal(
-    project: Project, columns: int, arguments: list[str]
-) -> None:
+@pytest.mark.parametrize("columns", [20, 80])
+def test_every_command_on_an_ascii_terminal(project: Project, columns: int) -> None:
+    commands = [
+        ["deadtasks", "list"],
+        ["deadtasks", "list", "--format", "json"],
+        ["deadtasks", "show", "1796000000-4242-abcdefghijklm-7"],
+        ["deadtasks", "purge", "--all", "--dry-run"],
+        ["deferred_status"],
+        ["deferred_verify"],
+        ["deadtasks", "retry", "--all", "--noinput"],
+        ["deadtasks", "list", "--no-color"],
+    ]
     env = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii"}
-    done = on_terminal(project, *arguments, columns=columns, env=env)
+    done = on_terminal(project, *commands, columns=columns, env=env)
     assert done.code == 0
-    assert done.text.isascii()
-    assert "\x1b" not in done.text
-    assert "Traceback" not in done.text.replace("Traceback\n", "").replace("Traceback (most", "")
+    assert done.written.isascii()
+    assert done.text.rstrip().endswith("No dead tasks.")
+    assert "\\u202e" in done.text
+    assert "/store/\\xfc:12" in done.text
 
 
 @pytest.mark.parametrize(
     ("key", "code", "answer"),
-    [
-        (b"y\n", 0, "Purged: 300 dead tasks."),
-        (b"n\n", 1, "Nothing was changed."),
-        (b"\x04", 1, "Nothing was changed."),
-        (b"\x03", 130, "Nothing was changed."),
-    ],
-    ids=["yes", "no", "Ctrl-D", "Ctrl-C"],
+    [(b"y\n", 0, "Purged: 300 dead tasks."), (b"\x03", 130, "Nothing was changed.")],
+    ids=["yes", "Ctrl-C"],
 )
 def test_the_question(project: Project, key: bytes, code: int, answer: str) -> None:
     keys = [("Purge 300 dead tasks? [y/N] ", key)]
-    done = on_terminal(project, "deadtasks", "purge", "--all", keys=keys)
+    done = on_terminal(project, ["deadtasks", "purge", "--all"], keys=keys)
     assert done.code == code
     assert answer in done.text
     assert "Traceback" not in done.text
@@ -145,15 +132,8 @@ def test_the_question(project: Project, key: bytes, code: int, answer: str) -> N
 
 @pytest.mark.parametrize(("action", "columns"), [("retry", 80), ("purge", 20)])
 def test_a_progress_bar_for_long_work(project: Project, action: str, columns: int) -> None:
-    done = on_terminal(
-        project,
-        "deadtasks",
-        action,
-        "--all",
-        "--noinput",
-        columns=columns,
-        env={"LC_ALL": "C.UTF-8"},
-    )
+    command = ["deadtasks", action, "--all", "--noinput"]
+    done = on_terminal(project, command, columns=columns, env={"LC_ALL": "C.UTF-8"})
     assert done.code == 0
     assert "━" in done.text
     assert columns < 80 or "150/300" in done.text
@@ -169,11 +149,7 @@ def test_no_progress_bar_where_nobody_watches(project: Project) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [
-        "deadtasks list --format json",
-        "deadtasks list --limit 300",
-        "deadtasks purge --all --noinput",
-    ],
+    ["deadtasks list --format json", "deadtasks purge --all --noinput"],
 )
 def test_a_reader_that_goes_away(project: Project, command: str) -> None:
     done = shell(project, f"manage {command} | head -1; exit ${{PIPESTATUS[0]}}")
@@ -189,6 +165,5 @@ def test_output_that_cannot_be_written(project: Project) -> None:
 
 
 def test_closed_streams(project: Project) -> None:
-    assert shell(project, "manage deadtasks list >&-").returncode == 0
     assert shell(project, "manage deadtasks list >&- 2>&-").returncode == 0
     assert shell(project, "manage deadtasks purge --all <&-").returncode == 2
