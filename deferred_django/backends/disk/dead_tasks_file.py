@@ -137,7 +137,7 @@ class DeadTasksFile:
         try:
             return os.stat(self.lock_path).st_size
         except OSError:
-            return -1
+            return 0
 
     def begin_renaming(self, lock_fd: int) -> None:
         """Say that the directory will hold a name that is not durable yet."""
