@@ -23,6 +23,12 @@ def first_record(path: Path) -> tuple[bytes, Any]:
     return body[:start], json.loads(body[start:])
 
 
+def line(prefix: bytes, content: Any) -> bytes:
+    """A record as the log holds it."""
+    body = prefix + json.dumps(content, separators=(",", ":")).encode()
+    return b"\n%08x:%b\n" % (crc32(body), body)
+
+
 def records_per_second(path: Path, record: tuple[bytes, Any], count: int, *, fsync: bool) -> float:
     """Append the record ``count`` times, each by one ``write`` and, if asked, one ``fsync``."""
     prefix, content = record
@@ -30,8 +36,7 @@ def records_per_second(path: Path, record: tuple[bytes, Any], count: int, *, fsy
     try:
         start = time.perf_counter()
         for _ in range(count):
-            body = prefix + json.dumps(content, separators=(",", ":")).encode()
-            os.write(fd, b"\n%08x:%b\n" % (crc32(body), body))
+            os.write(fd, line(prefix, content))
             if fsync:
                 os.fsync(fd)
         return count / (time.perf_counter() - start)

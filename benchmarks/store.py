@@ -31,7 +31,6 @@ from django.test.utils import override_settings  # noqa: E402
 from benchmarks import floors, tasks  # noqa: E402
 from deferred_django import get_backend  # noqa: E402
 
-LATENCY_TASKS = 200
 LATENCY_PAUSE = 0.05
 TIMEOUT = 120.0
 
@@ -101,7 +100,7 @@ def main() -> None:
                 _measure_tasks(path, options.tasks, enqueue, run)
                 _measure_dead_tasks(path, options.dead_tasks, dead)
         with _store(Path(directory) / "latency") as path:
-            p50, p99 = _measure_latency(path)
+            p50, p99 = _measure_latency(path, options.latency_tasks)
     rows = [enqueue.row(), run.row(), dead.row(), p50.row(), p99.row()]
     _print_table(("", "median", "floor", "ratio", "wanted", ""), rows)
     if options.check and any(row[-1] not in ("", "ok") for row in rows):
@@ -113,6 +112,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tasks", type=int, default=20_000, help="per round")
     parser.add_argument("--dead-tasks", type=int, default=100, help="per round")
+    parser.add_argument("--latency-tasks", type=int, default=200, help="50 ms apart")
     parser.add_argument("--path", help="a directory on the file system to measure (default: temp)")
     parser.add_argument("--check", action="store_true", help="exit 1 if a value is not as wanted")
     return parser.parse_args()
@@ -176,17 +176,17 @@ def _measure_dead_tasks(path: Path, count: int, dead: Measured) -> None:
     dead.rates.append(count / (time.perf_counter() - start))
 
 
-def _measure_latency(path: Path) -> tuple[Latency, Latency]:
+def _measure_latency(path: Path, count: int) -> tuple[Latency, Latency]:
     worker = _worker(path)
     try:
         tasks.note_start.enqueue(-1)
         _wait_for_times(path, worker, 1)
         called: list[int] = []
-        for number in range(LATENCY_TASKS):
+        for number in range(count):
             time.sleep(LATENCY_PAUSE)
             called.append(time.monotonic_ns())
             tasks.note_start.enqueue(number)
-        times = _wait_for_times(path, worker, LATENCY_TASKS + 1)
+        times = _wait_for_times(path, worker, count + 1)
     finally:
         worker.terminate()
         worker.wait(TIMEOUT)
