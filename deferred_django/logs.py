@@ -9,6 +9,8 @@ import logging
 import threading
 import time
 
+from deferred_django.backends import failures
+
 logger = logging.getLogger("deferred_django")
 
 REPEAT_SECONDS = 10.0
@@ -88,11 +90,9 @@ def task_unknown(task: str, error: BaseException) -> None:
     """A name leads to no task in this process: logged once for each name."""
     if _unknown_names.allows(task):
         logger.warning(
-            "Task %s is not known here (%s: %s); such tasks are put back for a worker that "
-            "knows it.",
+            "Task %s is not known here (%s); such tasks are put back for a worker that knows it.",
             task,
-            _kind(error),
-            error,
+            failures.safe_str(error).removeprefix(f"{task}: "),
         )
 
 

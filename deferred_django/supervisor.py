@@ -21,6 +21,7 @@ from typing import Any
 
 from deferred_django import connections
 from deferred_django.worker_process import (
+    EXIT_ENDED,
     EXIT_MAX_TASKS,
     STOP,
     STOP_NOW,
@@ -203,9 +204,9 @@ class Supervisor:
         pid = child.pid
         self._forget(child)
         child.pid = None
-        if self._told or (self._drain and code == 0):
+        if self._told or (self._drain and code == EXIT_ENDED):
             child.done = True
-        elif code == EXIT_MAX_TASKS or code == 0:
+        elif code in (EXIT_ENDED, EXIT_MAX_TASKS):
             child.start_at = 0.0
         else:
             how = f"was killed by {_signal_name(-code)}" if code < 0 else f"exited with {code}"

@@ -193,6 +193,8 @@ class Worker:
         self._wakes_store = False
 
     def _back_off(self) -> None:
+        if time.monotonic() < self._resume_at:
+            return  # the same condition, met by another thread
         self._pause = min(max(self._pause * 2, FIRST_PAUSE), LONGEST_PAUSE)
         self._resume_at = time.monotonic() + self._pause
 

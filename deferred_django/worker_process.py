@@ -24,8 +24,9 @@ from deferred_django.worker import Ended, Worker
 
 logger = logging.getLogger("deferred_django")
 
-EXIT_MAX_TASKS = 90
-"""A worker process that has run its number of tasks ends with this code, to be replaced."""
+EXIT_ENDED, EXIT_MAX_TASKS = 90, 91
+"""How a worker process tells its supervisor that it was drained or stopped, or that it has run its
+number of tasks. Not 0: a task can end the process with that."""
 STOP, STOP_NOW = b"s", b"n"
 """What a supervisor writes to the pipe; its end means the same as ``STOP_NOW``."""
 
@@ -48,7 +49,7 @@ def run_child(make_worker: MakeWorker, control: int) -> NoReturn:
         threading.Thread(
             target=_watch, args=(control, worker), name="deferred-control", daemon=True
         ).start()
-        code = EXIT_MAX_TASKS if worker.run() is Ended.MAX_TASKS else 0
+        code = EXIT_MAX_TASKS if worker.run() is Ended.MAX_TASKS else EXIT_ENDED
     except BaseException:
         logger.critical("The worker process %d failed.", os.getpid(), exc_info=True)
     finally:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -104,7 +105,6 @@ class Project:
             **os.environ,
             "DJANGO_SETTINGS_MODULE": "settings",
             "PYTHONPATH": os.pathsep.join([str(self.path), str(REPOSITORY)]),
-            "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONUNBUFFERED": "1",
             **(env or {}),
         }
@@ -112,6 +112,8 @@ class Project:
     def write_tasks(self, tasks: str) -> None:
         """Replace the app's tasks, as a deploy does."""
         (self.path / "app" / "tasks.py").write_text(TASKS + textwrap.dedent(tasks))
+        # Cached bytecode is told apart by size and whole seconds only.
+        shutil.rmtree(self.path / "app" / "__pycache__", ignore_errors=True)
 
     def manage(
         self, *args: str, timeout: float = 60, input: str | None = None

@@ -115,8 +115,11 @@ def test_an_error_while_claiming_is_outlived(
     assert len([record for record in caplog.records if "Claiming" in record.getMessage()]) <= 1
 
 
-def test_starts_that_fail_are_tried_at_a_bounded_rate(queue: Queue, backend: MemoryBackend) -> None:
+def test_starts_that_fail_are_tried_at_a_bounded_rate(
+    queue: Queue, backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """C05 a: nothing runs while the disk is full, the processor is left alone, all run later."""
+    monkeypatch.setattr(worker_module, "LONGEST_PAUSE", 0.3)
     backend.failing["start_task"] = OSError(28, "No space left on device")
     for number in range(20):
         add(backend, tasks.note, number)
