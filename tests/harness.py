@@ -8,6 +8,7 @@ that lines of many processes never mix; :meth:`Project.notes` reads them.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -17,6 +18,7 @@ import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -123,13 +125,24 @@ class Project:
 
     def run(self, code: str, *, timeout: float = 60) -> subprocess.CompletedProcess[str]:
         """Python code in the set-up project, with the names of ``app.tasks``; must end well."""
-        done = self._finish([sys.executable, "-c", SETUP + textwrap.dedent(code)], timeout, None)
+        done = self._finish(self.python_command(code), timeout, None)
         assert done.returncode == 0, done.stdout + done.stderr
         return done
 
     def start(self, code: str) -> subprocess.Popen[str]:
         """The same as a process that runs on its own; ended with the project."""
-        return self._start([sys.executable, "-c", SETUP + textwrap.dedent(code)], "process")
+        return self._start(self.python_command(code), "process")
+
+    def python_command(self, code: str) -> list[str]:
+        """The command that :meth:`run` runs; for the project's ``path`` and ``env``."""
+        return [sys.executable, "-c", SETUP + textwrap.dedent(code)]
+
+    def status(self) -> dict[str, Any]:
+        """What ``deferred_status --format json`` prints."""
+        done = self.manage("deferred_status", "--format", "json")
+        assert done.returncode == 0, done.stdout + done.stderr
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
 
     def worker(self, *args: str) -> subprocess.Popen[str]:
         """A ``deferred_worker``; its output is in :meth:`log`. Ended with the project."""
