@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from tests.harness import Project
 
@@ -26,42 +23,49 @@ def die():
 """
 
 
-@pytest.fixture
-def project(tmp_path: Path) -> Iterator[Project]:
-    """The smallest project. Its task module is imported by the tasks' names, on demand."""
-    with Project(tmp_path, settings=SETTINGS, tasks=TASKS) as project:
-        yield project
-
-
-def manage(project: Project, *arguments: str) -> str:
-    """What the command printed; it must end well and complain about nothing."""
-    done = project.manage(*arguments)
-    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
-    return done.stdout
-
-
-def test_check_enqueue_drain_and_list(project: Project) -> None:
+def test_check_enqueue_drain_and_list(tmp_path: Path) -> None:
     """Nothing is installed but the app; there is no database and no DEFERRED setting."""
-    assert "no issues" in manage(project, "check")
-    assert json.loads(manage(project, "deadtasks", "list", "--format", "json")) == []
-    assert not project.storage.exists()  # neither command has a reason to make it
+    with Project(tmp_path, settings=SETTINGS, tasks=TASKS) as project:
 
-    project.run(
-        "greet.enqueue('world', times=2); die.enqueue(); greet.using(delay=600).enqueue('x')"
-    )
-    status = json.loads(manage(project, "deferred_status", "--format", "json"))
-    assert (status["pending"], status["delayed"], status["dead"]) == (2, 1, 0)
+        def manage(*arguments: str) -> str:
+            done = project.manage(*arguments)
+            assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+            return done.stdout
 
-    project.drain()
-    assert project.notes() == ["hello world hello world"]
-    (dead,) = json.loads(manage(project, "deadtasks", "list", "--format", "json"))
-    assert dead["task_class"] == "app.tasks.die"
-    assert dead["exception_class"] == "ValueError"
-    assert dead["context"] == {"args": [], "kwargs": {}}
-    assert "app.tasks.die" in manage(project, "deadtasks", "list")
-    assert "for good" in manage(project, "deadtasks", "show", dead["id"])
+        assert "no issues" in manage("check")
+        assert json.loads(manage("deadtasks", "list", "--format", "json")) == []
+        assert not project.storage.exists()  # neither command has a reason to make it
 
-    manage(project, "deadtasks", "purge", "--all", "--noinput")
-    status = json.loads(manage(project, "deferred_status", "--format", "json"))
-    assert (status["pending"], status["delayed"], status["dead"]) == (0, 1, 0)
-    assert manage(project, "deferred_verify")
+        project.run("greet.enqueue('world', times=2); die.enqueue()")
+        project.run("greet.using(delay=600).enqueue('x')")
+        # The project's task module is in no installed app: it is imported by the tasks' names.
+        project.drain()
+        assert project.notes() == ["hello world hello world"]
+        (dead,) = json.loads(manage("deadtasks", "list", "--format", "json"))
+        assert dead["task_class"] == "app.tasks.die"
+        assert dead["exception_class"] == "ValueError"
+        assert dead["context"] == {"args": [], "kwargs": {}}
+
+        project.run(
+            """
+            import io, json, sys
+            from django.core.management import call_command
+
+            def manage(*arguments):
+                out = io.StringIO()
+                call_command(*arguments, stdout=out)
+                return out.getvalue()
+
+            def counts():
+                status = json.loads(manage("deferred_status", "--format", "json"))
+                return status["pending"], status["delayed"], status["running"], status["dead"]
+
+            assert counts() == (0, 1, 0, 1), counts()
+            assert "app.tasks.die" in manage("deadtasks", "list")
+            (dead,) = json.loads(manage("deadtasks", "list", "--format", "json"))
+            assert "for good" in manage("deadtasks", "show", dead["id"])
+            manage("deadtasks", "purge", "--all", "--noinput")
+            assert counts() == (0, 1, 0, 0), counts()
+            assert manage("deferred_verify")
+            """
+        )
