@@ -48,6 +48,8 @@ def run_attempt(
         error = _run_async(task, context, current, own, loop, check_connections)
     else:
         error = own.run(_run_sync, task, context, current)
+        if len(own):  # empty, the task used no cache and nothing else that has a context
+            own.run(_close_caches)
     if os.getpid() != pid:
         # The task forked and its child came back here, where only the parent has a claim.
         os._exit(0)
@@ -69,8 +71,6 @@ def _run_sync(
             task.func(*args, **kwargs)
     except BaseException as error:
         return error
-    finally:
-        _close_caches()
     return None
 
 
