@@ -96,11 +96,12 @@ class BulkAction:
         return list(seen.died)
 
     def _asked(self, seen: Selection, select: Callable[[], Selection]) -> list[str]:
-        write_summary(self.err, seen, what_happens=f"will be {self.done}")
+        # On stderr it is seen though stdout is a file, but stderr itself may be one.
+        screen = self.out if self.out.is_terminal and not self.err.is_terminal else self.err
+        write_summary(screen, seen, what_happens=f"will be {self.done}")
         if seen.unknown:
-            self.err.line(named(seen.unknown))
-        self.out.flush()
-        ask(self.err, f"{self.name.capitalize()} {counted(len(seen.died))}?")
+            screen.line(named(seen.unknown))
+        ask(screen, f"{self.name.capitalize()} {counted(len(seen.died))}?")
         return seen.unchanged_in(select())
 
     def _act(self, ids: list[str], act: Act) -> int:

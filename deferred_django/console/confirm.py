@@ -19,20 +19,17 @@ def require_consent_is_possible(*, noinput: bool) -> None:
         )
 
 
-def ask(err: Output, question: str) -> None:
-    """Return if the answer is yes; ``CommandError`` (exit code 1) for anything else.
-
-    The question goes to stderr, where it is seen though stdout is a file.
-    """
-    err.write(err.escape(f"{question} [y/N] "))
-    err.flush()
+def ask(screen: Output, question: str) -> None:
+    """Return if the answer is yes; ``CommandError`` (exit code 1) for anything else."""
+    screen.write(screen.escape(f"{question} [y/N] "))
+    screen.flush()
     try:
         answer = input()
     except (EOFError, UnicodeError):
-        err.line()
+        screen.line()
         answer = ""
     except KeyboardInterrupt:
-        err.line()
+        screen.line()
         raise CommandError("Interrupted. Nothing was changed.", returncode=130) from None
     if answer.strip().lower() not in ("y", "yes"):
         raise CommandError("Nothing was changed.")

@@ -10,7 +10,7 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from deferred_django.exceptions import DeadTasksLockTimeout
-from tests.commands.conftest import CommandLine, Result
+from tests.commands.conftest import CommandLine, Result, Terminal
 from tests.commands.fakes import FakeBackend, dead_task
 
 DAY = 86400
@@ -211,6 +211,16 @@ def test_the_question_is_on_stderr(
     assert "Purge 2 dead tasks? [y/N] " in done.err
     assert done.out == "Purged: 2 dead tasks.\n"
     assert ids(three) == ["1-7-a-11"]
+
+
+def test_the_question_is_where_it_is_seen(
+    three: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", Keyboard("y\n"))
+    terminal, file = Terminal(), io.StringIO()
+    call_command("deadtasks", "purge", "1-7-a-1", stdout=terminal, stderr=file)
+    assert "Purge 1 dead task? [y/N] " in terminal.text
+    assert file.getvalue() == ""
 
 
 def test_what_dies_while_it_asks_is_not_purged_unseen(
