@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import django
 import environ
 
 BASE_DIR = Path(__file__).resolve().parent
@@ -36,12 +37,25 @@ DEFERRED = {
     "FSYNC_FREQUENCY": env.float("DEFERRED_FSYNC_FREQUENCY", default=0.5),
 }
 
-EMAIL_HOST: str = env.str("EMAIL_HOST", default="localhost")
-EMAIL_PORT: int = env.int("EMAIL_PORT", default=25)
-EMAIL_HOST_USER: str = env.str("EMAIL_HOST_USER", default="")
-EMAIL_HOST_PASSWORD: str = env.str("EMAIL_HOST_PASSWORD", default="")
-EMAIL_USE_TLS: bool = env.bool("EMAIL_USE_TLS", default=False)
-EMAIL_TIMEOUT: int = env.int("EMAIL_TIMEOUT", default=20)
+SMTP = {
+    "host": env.str("EMAIL_HOST", default="localhost"),
+    "port": env.int("EMAIL_PORT", default=25),
+    "username": env.str("EMAIL_HOST_USER", default=""),
+    "password": env.str("EMAIL_HOST_PASSWORD", default=""),
+    "use_tls": env.bool("EMAIL_USE_TLS", default=False),
+    "timeout": env.int("EMAIL_TIMEOUT", default=20),
+}
+if django.VERSION >= (6, 1):  # which deprecates the settings of the other branch
+    MAILERS = {
+        "default": {"BACKEND": "django.core.mail.backends.smtp.EmailBackend", "OPTIONS": SMTP}
+    }
+else:
+    EMAIL_HOST = SMTP["host"]
+    EMAIL_PORT = SMTP["port"]
+    EMAIL_HOST_USER = SMTP["username"]
+    EMAIL_HOST_PASSWORD = SMTP["password"]
+    EMAIL_USE_TLS = SMTP["use_tls"]
+    EMAIL_TIMEOUT = SMTP["timeout"]
 DEFAULT_FROM_EMAIL: str = env.str("DEFAULT_FROM_EMAIL", default="newsletter@example.com")
 
 LANGUAGE_CODE = "en-us"
