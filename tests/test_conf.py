@@ -18,6 +18,7 @@ from django.utils.safestring import SafeString
 from deferred_django import conf, get_backend, get_queue
 from deferred_django.backends.base import Backend
 from deferred_django.backends.disk import DiskBackend
+from deferred_django.backends.disk.names import StoreNames
 from deferred_django.backends.none import NoneBackend
 
 UNSET = object()
@@ -364,3 +365,10 @@ def test_two_backends_are_never_built_at_once() -> None:
 
     with override_settings(DEFERRED={"BACKEND": None}), ThreadPoolExecutor(8) as pool:
         assert len({id(backend) for backend in pool.map(lambda _: get_backend(), range(64))}) == 1
+
+
+def test_every_file_name_fits_behind_the_longest_prefix(tmp_path: Path) -> None:
+    names = StoreNames(str(tmp_path), "x" * conf.MAX_PREFIX_BYTES)
+    longest = f"{names.new_segment()}.damaged.99999"
+    assert len(longest.encode()) < 240  # with room for a longer pid
+    assert names.is_segment(names.new_segment())
