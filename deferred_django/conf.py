@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import os
+import threading
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -36,9 +37,8 @@ KEYS: Final = ("BACKEND", "PATH", "PREFIX", "FSYNC_FREQUENCY", "FILE_PERMISSIONS
 
 DEFAULTS: Final = BackendConfig(path=Path("storage"))
 """What is not set. The path is below BASE_DIR, as every relative one."""
-MAX_PREFIX_BYTES: Final = 150
-"""A file name has 255 bytes at most; the longest that follows a prefix needs fewer than 100."""
-MAX_FSYNC_FREQUENCY: Final = 3600.0
+MAX_PREFIX_BYTES: Final = 180
+"""A file name has 255 bytes at most; the longest that follows a prefix needs fewer than 75."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,13 +214,13 @@ class _Reading:
 
     def read_fsync_frequency(self) -> float:
         value = self.values.get("FSYNC_FREQUENCY", DEFAULTS.fsync_frequency)
-        # NaN is neither above nor below anything, so it is refused by the comparison.
-        if _is_number(value) and 0 <= value <= MAX_FSYNC_FREQUENCY:
+        # No thread can wait for longer, and NaN is neither above nor below anything.
+        if _is_number(value) and 0 <= value <= threading.TIMEOUT_MAX:
             return float(value)
         self.reject(
             "E006",
-            f'{SETTING}["FSYNC_FREQUENCY"] is {_shown(value)}; it must be a number of seconds '
-            f"from 0 (sync before enqueue returns) to {MAX_FSYNC_FREQUENCY:g}.",
+            f'{SETTING}["FSYNC_FREQUENCY"] is {_shown(value)}; it must be a finite number of '
+            "seconds, 0 (sync before enqueue returns) or more.",
         )
         return DEFAULTS.fsync_frequency
 

@@ -253,7 +253,7 @@ def test_prefixes_of_any_ordinary_characters(value: str) -> None:
         "a\x85",
         "a\u2028",
         "\udcff",
-        "é" * 76,
+        "é" * 91,
         None,
         7,
         b"app-",
@@ -276,7 +276,7 @@ def test_the_longest_prefix_leaves_room_for_every_name() -> None:
 # -- FSYNC_FREQUENCY and FILE_PERMISSIONS ----------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", [0, 0.0, 0.25, 5, 3600])
+@pytest.mark.parametrize("value", [0, 0.0, 0.25, 5, 86400, 10**9])
 def test_frequencies(value: float) -> None:
     with override_settings(DEFERRED={"FSYNC_FREQUENCY": value}):
         read = conf.load().config.fsync_frequency
@@ -285,7 +285,7 @@ def test_frequencies(value: float) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [-1, -0.1, math.nan, math.inf, 3601, 10**400, True, False, None, "0.5", decimal.Decimal(1)],
+    [-1, -0.1, math.nan, math.inf, 10**400, True, False, None, "0.5", decimal.Decimal(1)],
 )
 def test_frequencies_that_are_none(value: Any) -> None:
     problem = only_problem({"FSYNC_FREQUENCY": value})
