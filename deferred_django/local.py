@@ -56,13 +56,17 @@ class LocalRunner:
         with self._changed:
             if self._closed:
                 return
+            if self._idle <= len(self._entries) and self._threads < MAX_THREADS:
+                name = f"deferred-local-{self._threads + 1}"
+                try:
+                    threading.Thread(target=self._work, name=name, daemon=True).start()
+                    self._threads += 1
+                except RuntimeError:  # the process may have no more threads
+                    if self._threads == 0:
+                        raise
             entry = (claim.publish_at, -claim.priority, next(self._order), claim)
             heapq.heappush(self._entries, entry)
             self._changed.notify()
-            if self._idle < len(self._entries) and self._threads < MAX_THREADS:
-                name = f"deferred-local-{self._threads + 1}"
-                threading.Thread(target=self._work, name=name, daemon=True).start()
-                self._threads += 1
 
     def close(self) -> None:
         """Drop what has not begun; the threads end with what they run."""
@@ -78,6 +82,7 @@ class LocalRunner:
                 execute(self._queue, claim, loop=event_loop.process_loop(), check_connections=True)
             except BaseException:  # the thread outlives whatever went wrong around a task
                 logger.exception("Working on task %s failed.", claim.id)
+        connections.unwatch_thread()
 
     def _next(self) -> ClaimedTask | None:
         with self._changed:
@@ -96,7 +101,6 @@ class LocalRunner:
                 self._idle -= 1
                 if has_connections and not woken:
                     connections.close_here()
-        connections.close_here()
         return None
 
 
