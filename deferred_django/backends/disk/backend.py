@@ -70,11 +70,10 @@ class DiskBackend(Backend):
 
     def pending_tasks(self) -> list[PendingTask]:
         now_ms = time.time() * 1000
-        found = []
-        for entry, claimed in self.tasks.survey():
-            context = self.tasks.payload(entry)
-            if context is not None:
-                found.append(_pending(entry, context, claimed=claimed, now_ms=now_ms))
+        found = [
+            _pending(entry, context, claimed=claimed, now_ms=now_ms)
+            for entry, claimed, context in self.tasks.survey_with_payloads()
+        ]
         return sorted(found, key=lambda task: (task.publish_at, task.id))
 
     def claim_tasks(

@@ -115,6 +115,24 @@ class Claims:
                     confirmed.append(entry)
         return confirmed
 
+    def with_payload(self, entry: Entry) -> Iterator[tuple[Entry, bytes]]:
+        """The claimed task with its context; nothing, and no claim, if that cannot be read."""
+        try:
+            yield entry, entry.segment.payload(entry)
+        except ValueError as error:
+            logger.error("a task is left alone: %s", error)
+            entry.segment.unknown_records += 1
+            self.let_go(entry)
+        except OSError as error:
+            logger.error("a task is tried again later: %s", error)
+            self.give_back(entry)
+
+    def give_back(self, entry: Entry) -> None:
+        """Free a claim; its task, if it is still there, is tried again in a moment."""
+        self.let_go(entry)
+        if not entry.gone:
+            self._index.hold(entry, time.monotonic() + HELD_RETRY_SECONDS)
+
     def let_go(self, entry: Entry) -> None:
         """Free a claim. What is to be known of the task was written before."""
         entry.claimed = False
@@ -135,3 +153,11 @@ def survey(segment: Segment) -> Iterator[tuple[Entry, bool]]:
             entry.claimed
             or (elsewhere and files.lock_is_held(segment.fd, entry.offset, entry.length)),
         )
+
+
+def payload_of(entry: Entry) -> Iterator[bytes]:
+    """The context of a task that is only looked at; nothing if it cannot be read."""
+    try:
+        yield entry.segment.payload(entry)
+    except (OSError, ValueError) as error:
+        logger.error("task %s cannot be read: %s", entry.id, error)

@@ -22,6 +22,12 @@ class DueIndex:
         self._held: list[tuple[float, int, Entry]] = []
         self._numbers = itertools.count()
 
+    def clear(self) -> None:
+        """Forget everything."""
+        self._due.clear()
+        self._delayed.clear()
+        self._held.clear()
+
     def push(self, entry: Entry, now_ms: int) -> None:
         """Take in a task that may be claimed once it is due."""
         number = next(self._numbers)

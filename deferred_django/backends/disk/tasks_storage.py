@@ -12,11 +12,12 @@ import os
 import threading
 import time
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 
 from deferred_django import ids
 from deferred_django.backends.disk import descriptors, files, log_records, tidy
 from deferred_django.backends.disk.boot import boot_id
-from deferred_django.backends.disk.claims import HELD_RETRY_SECONDS, Claims, survey
+from deferred_django.backends.disk.claims import Claims, payload_of, survey
 from deferred_django.backends.disk.due_index import DueIndex
 from deferred_django.backends.disk.log_records import Run
 from deferred_django.backends.disk.names import StoreNames
@@ -84,32 +85,45 @@ class TasksStorage:
     # -- reading -------------------------------------------------------------------------------
 
     def _found(self, entries: list[Entry]) -> None:
-        now_ms = _now_ms()
-        for entry in entries:
-            self._index.push(entry, now_ms)
+        if self._claiming:
+            now_ms = _now_ms()
+            for entry in entries:
+                self._index.push(entry, now_ms)
 
     def survey(self) -> list[tuple[Entry, bool]]:
         """All pending tasks, each with whether somebody has claimed it."""
-        with self._mutex:
-            self._segments.refresh()
+        with self._reading():
             return [pair for segment in self._segments.segments() for pair in survey(segment)]
 
-    def payload(self, entry: Entry) -> bytes | None:
-        """The context of a surveyed task; ``None`` if it is gone meanwhile."""
+    def survey_with_payloads(self) -> list[tuple[Entry, bool, bytes]]:
+        """The same with their contexts."""
+        with self._reading():
+            return [
+                (entry, claimed, payload)
+                for segment in self._segments.segments()
+                for entry, claimed in survey(segment)
+                for payload in payload_of(entry)
+            ]
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Segments are read for a look; only a process that claims keeps them open and known.
+
+        A web process that showed a status page once would else pin the space of erased files.
+        """
         with self._mutex:
-            if entry.gone:
-                return None
+            self._segments.refresh()
             try:
-                return entry.segment.payload(entry)
-            except (OSError, ValueError):
-                return None
+                yield
+            finally:
+                if not self._claiming:
+                    self._segments.close()
 
     def problems(self) -> list[str]:
         """Sentences about files that cannot be read and bytes that no write left."""
-        with self._mutex:
+        with self._reading():
             found = self._segments.problems()
-            found += [f"{name}: a damaged segment that was kept" for name in self.names.asides()]
-            return found
+            return found + [f"{name}: a damaged segment was kept" for name in self.names.asides()]
 
     # -- claiming ------------------------------------------------------------------------------
 
@@ -122,7 +136,9 @@ class TasksStorage:
     ) -> list[tuple[Entry, bytes]]:
         """Claim due tasks; see :meth:`Backend.claim_tasks`. Each comes with its payload."""
         with self._mutex:
-            self._claiming = True
+            if not self._claiming:
+                self._claiming = True
+                self._segments.close()  # what was read for a look is not in the index
             self._segments.refresh(self._waiter.watch)
             now_ms = _now_ms()
             self._index.advance(now_ms, time.monotonic())
@@ -139,7 +155,7 @@ class TasksStorage:
                 taken = self._claims.take_these(named[:limit])
             if taken:
                 self._waiter.not_in_vain()
-            claimed = [pair for entry in taken for pair in self._with_payload(entry)]
+            claimed = [pair for entry in taken for pair in self._claims.with_payload(entry)]
         self._syncer.soon()
         return claimed
 
@@ -148,22 +164,6 @@ class TasksStorage:
             for segment in self._segments.segments():
                 if task_id in segment.tasks:
                     yield segment.tasks[task_id]
-
-    def _with_payload(self, entry: Entry) -> Iterator[tuple[Entry, bytes]]:
-        try:
-            yield entry, entry.segment.payload(entry)
-        except ValueError as error:
-            logger.error("a task is left alone: %s", error)
-            entry.segment.unknown_records += 1
-            self._let_go(entry, try_again=False)
-        except OSError as error:
-            logger.error("a task is tried again later: %s", error)
-            self._let_go(entry)
-
-    def _let_go(self, entry: Entry, *, try_again: bool = True) -> None:
-        self._claims.let_go(entry)
-        if try_again and not entry.gone:
-            self._index.hold(entry, time.monotonic() + HELD_RETRY_SECONDS)
 
     def start(self, entry: Entry) -> None:
         """Write the task's ``run``; without it the task must not be started."""
@@ -192,7 +192,7 @@ class TasksStorage:
             entry.started = False
         if not hold:
             with self._mutex:
-                self._let_go(entry)
+                self._claims.give_back(entry)
 
     def _append(self, entry: Entry, record: bytes, added: UnsyncedAdd | None = None) -> None:
         segment = entry.segment
@@ -212,8 +212,7 @@ class TasksStorage:
 
     def remove(self, task_id: str) -> bool:
         """Drop a pending task, durably; ``False`` if there is none or it is claimed."""
-        with self._mutex:
-            self._segments.refresh()
+        with self._reading():
             named = list(self._named([task_id]))
             taken = self._claims.take_these(named)
             removed: list[Segment] = []
@@ -227,7 +226,7 @@ class TasksStorage:
                     files.fsync(segment.fd)
             finally:
                 for entry in taken:
-                    self._let_go(entry)
+                    self._claims.give_back(entry)
             return bool(removed) and len(taken) == len(named)
 
     # -- waiting -------------------------------------------------------------------------------
@@ -285,6 +284,7 @@ class TasksStorage:
             with self._mutex:
                 self._claiming = False
                 self._segments.close()
+                self._index.clear()
                 self._waiter.close()
 
 

@@ -74,6 +74,7 @@ class DirectoryWatch:
     def __init__(self, path: str) -> None:
         self._path = path
         self._inotify: int | None = None
+        self._is_new = False
         self._warned = False
         self._try_again_at = 0.0
         # Only a descriptor can end a poll() from a signal handler.
@@ -88,8 +89,13 @@ class DirectoryWatch:
             os.write(self._wake_write, b"!")
 
     def wait(self, timeout: float) -> None:
-        """Return when the directory changes, on :meth:`wake`, or after ``timeout`` seconds."""
+        """Return when the directory changes, on :meth:`wake`, or after ``timeout`` seconds.
+
+        The call that begins to watch returns at once: the caller must list the directory then.
+        """
         self._watch()
+        if self._is_new:
+            return
         poller = select.poll()
         poller.register(self._wake_read, select.POLLIN)
         if self._inotify is not None:
@@ -110,6 +116,9 @@ class DirectoryWatch:
         """The names that changed since the last call; ``None`` if not known: look at all."""
         fd = self._inotify
         if fd is None:
+            return None
+        if self._is_new:  # what happened before the watch was there is in no event
+            self._is_new = False
             return None
         names: set[str] = set()
         complete = True
@@ -151,6 +160,7 @@ class DirectoryWatch:
                 logger.warning("%s is polled, it cannot be watched: %s", self._path, error)
             return
         self._inotify = fd
+        self._is_new = True
 
     def _unwatch(self) -> None:
         if self._inotify is not None:
