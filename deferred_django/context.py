@@ -24,6 +24,13 @@ VERSION = 1
 _to_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False).encode
 
 
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"not a task's context: {name} is not JSON")
+
+
+_from_json = json.JSONDecoder(parse_constant=_refuse_constant).decode
+
+
 @dataclass(frozen=True, slots=True)
 class TaskContext:
     """One call of a task: which, with what, and what has happened to it since.
@@ -136,11 +143,13 @@ class TaskContext:
                 f"a context of version {version}, written by a newer deferred-django; "
                 f"this one reads version {VERSION}"
             )
-        for key, kinds, required in _FIELDS:
-            if key in values or required:
-                value = values.get(key)
-                if not isinstance(value, kinds) or isinstance(value, bool):
-                    raise ValueError(f"not a task's context: {key!r} is missing or of a wrong type")
+        for key, kinds in _REQUIRED:
+            if type(values.get(key)) not in kinds:
+                raise ValueError(f"not a task's context: {key!r} is missing or of a wrong type")
+        if len(values) > 1 + len(_REQUIRED):
+            for key, kinds in _OPTIONAL:
+                if key in values and type(values[key]) not in kinds:
+                    raise ValueError(f"not a task's context: {key!r} is of a wrong type")
         return cls(
             values["task"],
             values["args"],
@@ -153,15 +162,17 @@ class TaskContext:
         )
 
 
-_FIELDS: tuple[tuple[str, type | tuple[type, ...], bool], ...] = (
-    ("task", str, True),
-    ("at", (int, float), True),
-    ("args", list, True),
-    ("kwargs", dict, True),
-    ("attempts", int, False),
-    ("user", dict, False),
-    ("unknown_since", (int, float), False),
-    ("put_backs", int, False),
+_REQUIRED: tuple[tuple[str, tuple[type, ...]], ...] = (
+    ("task", (str,)),
+    ("at", (int, float)),
+    ("args", (list,)),
+    ("kwargs", (dict,)),
+)
+_OPTIONAL: tuple[tuple[str, tuple[type, ...]], ...] = (
+    ("attempts", (int,)),
+    ("user", (dict,)),
+    ("unknown_since", (int, float)),
+    ("put_backs", (int,)),
 )
 
 
@@ -185,13 +196,9 @@ def displayed(data: bytes) -> dict[str, Any]:
 
 def _read(data: bytes) -> dict[str, Any]:
     try:
-        values = json.loads(data.decode("ascii"), parse_constant=_refuse_constant)
+        values = _from_json(data.decode("ascii"))
     except RecursionError:
         raise ValueError("not a task's context: it is nested too deep") from None
     if not isinstance(values, dict):
         raise ValueError("not a task's context: it is not an object")
     return values
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"not a task's context: {name} is not JSON")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("deferred_django")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class EnqueueOnCommit:
     """One enqueue, ready to be written: the hook that a transaction calls after its commit."""
 

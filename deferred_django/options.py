@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from django.conf import settings
 from django.utils import timezone
 
 from deferred_django.backends.base import MAX_PRIORITY, MIN_PRIORITY
+from deferred_django.references import short
 from deferred_django.retry import MAX_DELAY
 
 QUEUE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
@@ -67,9 +67,9 @@ def _seconds(delay: object) -> float:
     if isinstance(delay, timedelta):
         delay = delay.total_seconds()
     elif isinstance(delay, bool) or not isinstance(delay, int | float):
-        raise TypeError(f"delay must be seconds or a timedelta, not {delay!r}")
-    if math.isnan(delay) or not 0 <= delay <= MAX_DELAY:
-        raise ValueError(f"delay must be from 0 seconds to 100 years, not {delay!r}")
+        raise TypeError(f"delay must be seconds or a timedelta, not {short(delay)}")
+    if not 0 <= delay <= MAX_DELAY:  # NaN neither
+        raise ValueError(f"delay must be from 0 seconds to 100 years, not {short(delay)}")
     return float(delay)
 
 
@@ -85,22 +85,24 @@ def _unix_seconds(moment: object) -> float:
         # that exists twice is the one that its fold says, one that was skipped is as far behind
         # the change as it pretends to be.
         moment = timezone.make_aware(moment, timezone.get_default_timezone())
-    return moment.timestamp()
+    return max(moment.timestamp(), 0.0)
 
 
 def _queue_name(name: object) -> str:
     if not isinstance(name, str):
-        raise TypeError(f"queue must be a str, not {name!r}")
+        raise TypeError(f"queue must be a str, not {short(name)}")
     if not QUEUE_NAME.fullmatch(name):
-        raise ValueError(f"queue must be 1 to 100 of [A-Za-z0-9_.-], not {name!r}")
+        raise ValueError(f"queue must be 1 to 100 of [A-Za-z0-9_.-], not {short(name)}")
     return name
 
 
 def _priority(priority: object) -> int:
     if isinstance(priority, bool) or not isinstance(priority, int):
-        raise TypeError(f"priority must be an int, not {priority!r}")
+        raise TypeError(f"priority must be an int, not {short(priority)}")
     if not MIN_PRIORITY <= priority <= MAX_PRIORITY:
-        raise ValueError(f"priority must be from {MIN_PRIORITY} to {MAX_PRIORITY}, not {priority}")
+        raise ValueError(
+            f"priority must be from {MIN_PRIORITY} to {MAX_PRIORITY}, not {short(priority)}"
+        )
     return priority
 
 
