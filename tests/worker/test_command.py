@@ -1,0 +1,147 @@
+"""``deferred_worker`` under ``call_command``: options, refusals, threads, signals."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.core.management import CommandError, call_command
+from django.test import override_settings
+
+from deferred_django import get_backend
+from deferred_django.backends.base import Backend
+from deferred_django.management.commands import deferred_worker
+from tests.support import wait_until
+from tests.worker import tasks
+
+
+@pytest.fixture(autouse=True)
+def no_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fork", lambda: pytest.fail("forked"))
+
+
+def run(*args: str, **options: Any) -> str:
+    """What the command prints."""
+    out = io.StringIO()
+    call_command("deferred_worker", *args, stdout=out, **options)
+    return out.getvalue()
+
+
+def test_it_drains_in_this_process(deferred_store: Backend) -> None:
+    for number in range(20):
+        tasks.note.enqueue(number)
+    tasks.fail_with.enqueue("exit")
+    before = signal.getsignal(signal.SIGTERM)
+    printed = run("--drain", "--max-tasks", "6").splitlines()
+    assert sorted(note for note in tasks.ran if isinstance(note, int)) == list(range(20))
+    assert deferred_store.count_dead_tasks() == 1
+    assert deferred_store.pending_tasks() == []
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert len(printed) == 2
+    assert str(settings.DEFERRED["PATH"]) in printed[0]
+    assert "1 process with 4 threads, all queues" in printed[0]
+    assert printed[1] == "deferred_worker: stopped"
+
+
+def test_it_works_in_a_thread_and_sets_no_signal_handler(deferred_store: Backend) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    tasks.wait_for.enqueue("door")
+    printed: list[str] = []
+    thread = threading.Thread(target=lambda: printed.append(run(drain=True, threads=1)))
+    thread.start()
+    wait_until(lambda: ("begun", "door") in tasks.ran)
+    assert signal.getsignal(signal.SIGTERM) is before
+    tasks.gate("door").set()
+    thread.join(10)
+    assert len(printed) == 1
+    assert "1 thread" in printed[0]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_in_the_main_thread_a_signal_stops_it(deferred_store: Backend, signum: int) -> None:
+    before = signal.getsignal(signum)
+    tasks.note.enqueue(1)
+
+    def stop() -> None:
+        wait_until(lambda: tasks.ran == [1])
+        assert signal.getsignal(signum) is not before
+        os.kill(os.getpid(), signum)
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    run(queues="default")
+    thread.join()
+    assert signal.getsignal(signum) is before
+    # The facade goes on working for the process that called.
+    tasks.note.enqueue(2)
+    assert len(get_backend().pending_tasks()) == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--processes", "0"),
+        ("--threads", "-1"),
+        ("--threads", "two"),
+        ("--max-tasks", "0"),
+        ("--shutdown-timeout", "-1"),
+        ("--shutdown-timeout", "nan"),
+        ("--queues", "a,,b"),
+        ("--queues", "a/b"),
+    ],
+)
+def test_wrong_options_are_refused(deferred_store: Backend, option: str, value: str) -> None:
+    with pytest.raises(CommandError, match=option):
+        run(f"{option}={value}")
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("processes", 0),
+        ("threads", True),
+        ("threads", 1.5),
+        ("max_tasks", "many"),
+        ("shutdown_timeout", None),
+        ("queues", ["a b"]),
+    ],
+)
+def test_wrong_values_are_refused(deferred_store: Backend, option: str, value: object) -> None:
+    with pytest.raises(CommandError, match=option) as raised:
+        run(**{option: value})
+    assert raised.value.returncode == 2
+
+
+def test_queue_names() -> None:
+    assert deferred_worker.queue_names("mail, slow,mail") == ["mail", "slow"]
+
+
+def test_a_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "taken"
+    path.touch()
+    with override_settings(DEFERRED={"PATH": path}), pytest.raises(CommandError, match=str(path)):
+        run("--drain")
+
+
+def test_a_wrong_setting_is_refused() -> None:
+    with override_settings(DEFERRED={"PTH": "/tmp"}), pytest.raises(CommandError, match="PTH"):
+        run("--drain")
+
+
+def test_an_error_in_a_tasks_module_is_named(
+    deferred_store: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "broken_app"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "tasks.py").write_text("import a_module_that_is_missing\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    named = pytest.raises(CommandError, match=r"broken_app\.tasks.*a_module_that_is_missing")
+    with override_settings(INSTALLED_APPS=[*settings.INSTALLED_APPS, "broken_app"]), named:
+        run("--drain")
