@@ -8,6 +8,8 @@ For a backend of your own::
 
 Every call of ``open_backend`` with one directory is another facade on one store, as another
 process has it. A backend that keeps nothing is tested by :class:`BackendContract` alone.
+
+It has more than 300 lines because it is one text to be read as a whole: the contract.
 """
 
 from __future__ import annotations
