@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from deferred_django import get_backend
-from deferred_django.backends.base import PendingTask, WorkerInfo
+from deferred_django.backends.base import WorkerInfo
 from example_project.newsletter.mail_server import MailServer
 from example_project.newsletter.models import Subscriber
 from example_project.newsletter.tasks import send_newsletter
@@ -37,7 +37,7 @@ CORRECTIONS = {
 """Addresses in the CSV that are mistyped, so that their mailboxes do not exist."""
 GREYLISTED = "example.net"
 GREYLIST_SECONDS = 2.0
-SECONDS_PER_MESSAGE = 0.1
+SECONDS_PER_MESSAGE = 0.15
 PROCESSES = 2
 KILL_AFTER = 150
 """How many subscribers have their mail when a worker process is killed."""
@@ -78,8 +78,6 @@ class Demonstration:
         self._addresses: dict[str, str] = {}
         """The address that each task was enqueued for."""
         self._killed_at: float | None = None
-        self._interrupted: set[str] = set()
-        """The tasks that ran in the process when it was killed."""
         self._dead_before = 0
         self._bar: Progress | None = None
         self._said = 0
@@ -132,34 +130,28 @@ class Demonstration:
         self._say(f"Starting: python manage.py deferred_worker --processes {PROCESSES}")
 
     def _kill_a_process(self) -> None:
-        victim, running = self._wait(self._busiest_process, "a process that runs deliveries")
-        self._interrupted = {task.id for task in running}
+        workers = self._wait(self._all_workers, f"with {PROCESSES} worker processes")
+        victim = workers[0]
+        # More messages under way than the other processes have threads: some are the victim's.
+        others = sum(worker.threads for worker in workers) - victim.threads
+        self._wait(lambda: self._server.in_progress(0.05) > others, "half-way", pause=0.002)
         self._killed_at = time.monotonic()
         os.kill(victim.pid, signal.SIGKILL)
-        self._say(
-            f"Killed worker process {victim.pid} (SIGKILL) while it ran "
-            f"{len(running)} {'delivery' if len(running) == 1 else 'deliveries'}."
-        )
-        known = {worker.token for worker in self._backend.status().workers} | {victim.token}
+        known = {worker.token for worker in workers}
         new = self._wait(
             lambda: [w for w in self._backend.status().workers if w.token not in known],
-            "a process in place of the killed one",
+            "with a process in place of the killed one",
         )
-        self._say(f"Worker process {new[0].pid} took its place.")
+        count = len(self._server.cut_off)
+        self._say(
+            f"Killed worker process {victim.pid} (SIGKILL), which cut off {count} "
+            f"{'delivery' if count == 1 else 'deliveries'}.\n"
+            f"Worker process {new[0].pid} took its place."
+        )
 
-    def _busiest_process(self) -> tuple[WorkerInfo, list[PendingTask]] | None:
-        """The worker process with the most deliveries that will be accepted, and these."""
-        running: dict[str, list[PendingTask]] = {}
-        for task in self._backend.pending_tasks():
-            address = self._addresses[task.id]
-            refused = address in CORRECTIONS or address.endswith("@" + GREYLISTED)
-            if task.status == "running" and task.worker is not None and not refused:
-                running.setdefault(task.worker, []).append(task)
-        workers = [worker for worker in self._backend.status().workers if worker.token in running]
-        if len(workers) < PROCESSES:
-            return None
-        victim = max(workers, key=lambda worker: len(running[worker.token]))
-        return victim, running[victim.token]
+    def _all_workers(self) -> Sequence[WorkerInfo] | None:
+        workers = self._backend.status().workers
+        return workers if len(workers) == PROCESSES else None
 
     def _retry_dead_tasks(self) -> None:
         dead = [record["id"] for record in self._backend.list_dead_tasks()]
@@ -192,17 +184,13 @@ class Demonstration:
         return waiting == 0 and not self._backend.pending_tasks()
 
     def _seconds_until_again(self) -> float | None:
-        """From the kill to the first interrupted task's next attempt, as the server saw it.
-
-        Only a client that greeted after the kill counts: what the killed process had sent
-        before may be read a moment later.
-        """
+        """From the kill to the next attempt of a delivery that it cut off, as the server saw it."""
         if self._killed_at is None:
             return None
         starts = [
             attempt.started_at
             for attempt in self._server.attempts
-            if attempt.task_id in self._interrupted and attempt.greeted_at > self._killed_at
+            if attempt.task_id in self._server.cut_off and attempt.greeted_at > self._killed_at
         ]
         return min(starts) - self._killed_at if starts else None
 
@@ -231,7 +219,7 @@ class Demonstration:
 
     # -- waiting and showing -------------------------------------------------------------------
 
-    def _wait(self, condition: Callable[[], T | None], what: str) -> T:
+    def _wait(self, condition: Callable[[], T | None], what: str, *, pause: float = 0.05) -> T:
         """The condition's first true answer; ``CommandError`` if the worker ends or time is up."""
         while not (answer := condition()):
             self._worker.check()
@@ -242,7 +230,7 @@ class Demonstration:
                     f"{status.delayed} wait for their next attempt, {status.running} run"
                 )
             self._show_progress()
-            time.sleep(0.05)
+            time.sleep(pause)
         self._show_progress()
         return answer
 

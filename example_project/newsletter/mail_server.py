@@ -61,12 +61,15 @@ class MailServer:
         """The port, once it is started."""
         self.attempts: list[Attempt] = []
         self.received: list[Received] = []
+        self.cut_off: list[str] = []
+        """The tasks whose client hung up before its message was accepted."""
         self.greylisted_addresses: set[str] = set()
         self._unknown = frozenset(unknown)
         self._greylisted = "@" + greylisted
         self._greylist_seconds = greylist_seconds
         self._seconds_per_message = seconds_per_message
         self._first_tried: dict[str, float] = {}
+        self._accept_at: dict[str, float] = {}
         self._thread = threading.Thread(target=self._run, name="mail-server", daemon=True)
         self._started = threading.Event()
         self._error: OSError | None = None
@@ -92,6 +95,11 @@ class MailServer:
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
+
+    def in_progress(self, at_least: float) -> int:
+        """How many messages it will think about for so many seconds more."""
+        now = time.monotonic()
+        return sum(accept_at - now >= at_least for accept_at in list(self._accept_at.values()))
 
     def _run(self) -> None:
         asyncio.run(self._serve())
@@ -152,8 +160,15 @@ class MailServer:
         self, server: Any, session: Any, envelope: Any
     ) -> str:
         """A client has sent a message; if it hangs up before the answer, it was not accepted."""
-        await asyncio.sleep(self._seconds_per_message)
         task_id = str(message_from_bytes(envelope.content)["X-Task-Id"])
+        self._accept_at[task_id] = time.monotonic() + self._seconds_per_message
+        try:
+            await asyncio.sleep(self._seconds_per_message)
+        except asyncio.CancelledError:
+            self.cut_off.append(task_id)
+            raise
+        finally:
+            del self._accept_at[task_id]
         for recipient in envelope.rcpt_tos:
             self.received.append(Received(task_id, recipient))
         return "250 OK"
