@@ -67,6 +67,8 @@ def lines_backwards(fd: int, end: int) -> Iterator[tuple[int, int]]:
 
 def is_valid_at(fd: int, start: int, end: int) -> bool:
     """Whether these bytes are one whole line with a good checksum, whatever its length."""
+    if end - start > records.MAX_LONG_LINE_BYTES:
+        return False
     scanner = records.Scanner(start, heads_only=True)
     return any(length == end - start for _, length, _ in scanner.read(fd, end))
 

@@ -25,6 +25,8 @@ HEAD_BYTES = 512
 CRC_BYTES = 9
 """The checksum and its colon."""
 MAX_LINE_BYTES = MAX_RECORD_BYTES + CRC_BYTES
+MAX_LONG_LINE_BYTES = 8 * MAX_RECORD_BYTES
+"""A line that is longer is no record of any kind, whatever its checksum."""
 MAX_DAMAGE_KEPT = 100
 
 _BEGINNING = re.compile(
@@ -100,10 +102,12 @@ class _LongLine:
 
     def feed(self, data: bytes) -> None:
         self.length += len(data)
-        self.crc = crc32(data, self.crc)
+        if self.length <= MAX_LONG_LINE_BYTES:
+            self.crc = crc32(data, self.crc)
 
     def is_valid(self) -> bool:
-        return self.head[:CRC_BYTES] == b"%08x:" % self.crc
+        fits = self.length <= MAX_LONG_LINE_BYTES
+        return fits and self.head[:CRC_BYTES] == b"%08x:" % self.crc
 
 
 class Scanner:
