@@ -35,7 +35,7 @@ def find(name: str) -> object:
     such attribute.
     """
     module_name, _, attribute = name.rpartition(".")
-    if module_name == MAIN or not all(map(str.isidentifier, name.split("."))):
+    if module_name in ("", MAIN) or not all(map(str.isidentifier, name.split("."))):
         raise LookupError(f"{name!r} is not the dotted name of a function in a module")
     found = find_imported(name)
     if found is not None:

@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
+from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from asgiref.sync import markcoroutinefunction, sync_to_async
 
@@ -28,6 +28,8 @@ class DeferredTask(Generic[P, R]):
     It keeps the function's name, docstring and signature, and pickles by its name.
     """
 
+    __name__: str
+    __qualname__: str
     name: str
     """The dotted name by which workers find it: module and function."""
     func: Callable[P, R]
@@ -112,7 +114,7 @@ class DeferredTask(Generic[P, R]):
         return f"<DeferredTask {self.name}>"
 
     def __reduce__(self) -> str:
-        return cast(str, self.__name__)  # type: ignore[attr-defined]
+        return self.__name__
 
 
 class BoundTask(Generic[P, R]):
