@@ -40,18 +40,18 @@ class IdSource:
 
     def __init__(self) -> None:
         self.token = random_token()
+        self._tail = f"-{os.getpid()}-{self.token}-"
         self._counter = itertools.count(1)
         self._seconds = 0
         self._lock = threading.Lock()
 
     def new_id(self) -> str:
         """A task id that no other process and no other call of this process gives."""
-        now = int(time.time())
-        with self._lock:
-            if now > self._seconds:
-                self._seconds = now
-            seconds = self._seconds
-        return f"{seconds}-{os.getpid()}-{self.token}-{next(self._counter)}"
+        seconds = int(time.time())
+        if seconds != self._seconds:
+            with self._lock:
+                seconds = self._seconds = max(seconds, self._seconds)
+        return f"{seconds}{self._tail}{next(self._counter)}"
 
     def new_nonce(self) -> str:
         """A name for one ``add`` record, unique like an id but shorter."""

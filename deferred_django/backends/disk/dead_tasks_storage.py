@@ -94,7 +94,7 @@ class DeadTasksStorage:
         ``handover`` or ``make_durable`` raises, nothing is removed. A record of the same id that
         is added while this runs stays. ``progress`` is called with (ids handed over, ids in all).
         A crash or an error between the handing over and the removal leaves the record in both
-        places: handed over at least once.
+        places: handed over at least once. That error says so, and is no ``DeadTasksLockTimeout``.
         """
 
         def hand_over(found: dict[str, list[Span]], source: int) -> None:
@@ -128,9 +128,11 @@ class DeadTasksStorage:
             with closing(Removal(self._file, self._lock, source, snapshot, doomed)) as removal:
                 # The long copy comes first: if there is no room for it, nothing is handed over.
                 removal.copy(progress)
-                if hand_over is not None:
+                if hand_over is None:
+                    removal.replace()
+                else:
                     hand_over(found, source)
-                removal.replace()
+                    _replace_after_handover(removal)
         return list(found)
 
     # -- reading -------------------------------------------------------------------------------
@@ -159,3 +161,11 @@ class DeadTasksStorage:
     def verify(self) -> list[Finding]:
         """Read the whole file through and report what is not as it was written; change nothing."""
         return self._reader.verify()
+
+
+def _replace_after_handover(removal: Removal) -> None:
+    try:
+        removal.replace()
+    except OSError as error:
+        message = f"the tasks were handed over, but their records stay: {error.strerror}"
+        raise OSError(error.errno, message, error.filename) from error

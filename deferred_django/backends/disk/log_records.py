@@ -40,7 +40,7 @@ def check_fields(task_id: str, queue: str, priority: int) -> None:
     """Raise ``ValueError`` for what cannot be a field of a record."""
     if ids.ID_PATTERN.fullmatch(task_id) is None:
         raise ValueError(f"task id {task_id!r} is not 1 to 200 of the characters A-Z a-z 0-9 _ . -")
-    if QUEUE_PATTERN.fullmatch(queue) is None:
+    if queue != "default" and QUEUE_PATTERN.fullmatch(queue) is None:
         raise ValueError(f"queue {queue!r} is not 1 to 100 of the characters A-Z a-z 0-9 _ . -")
     if type(priority) is not int or not MIN_PRIORITY <= priority <= MAX_PRIORITY:
         raise ValueError(

@@ -5,15 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from deferred_django.backends.disk import files, log_records, records
 from deferred_django.backends.disk.log_records import Run
 
 
-@dataclass(frozen=True, slots=True)
-class UnsyncedAdd:
+class UnsyncedAdd(NamedTuple):
     """An ``add`` that no fsync has covered yet, as it was appended."""
 
     id: str
@@ -21,6 +19,7 @@ class UnsyncedAdd:
     record: bytes
 
 
+_OPS: Final = frozenset((b"run", b"end", b"rem"))
 _NO_RUNS: Final[tuple[Run, ...]] = ()
 
 
@@ -116,50 +115,52 @@ class Segment:
     def read_on(self) -> list[Entry]:
         """Read what was appended; return the tasks that are new and still pending."""
         fresh: list[Entry] = []
-        tasks = self.tasks
         for offset, length, body in self.scanner.read(self.fd):
             try:
-                op, id_bytes, nonce_bytes, *rest = body.split(b":", 6)
-                task_id, nonce = id_bytes.decode("ascii"), nonce_bytes.decode("ascii")
-                if op == b"add":
-                    publish_ms, priority, queue, _ = rest
-                    entry = Entry(
-                        self,
-                        offset,
-                        length,
-                        task_id,
-                        nonce,
-                        int(publish_ms),
-                        int(priority),
-                        sys.intern(queue.decode("ascii")),
-                    )
-                    known = tasks.get(task_id)
-                    if known is not None:
-                        self.superseded_bytes += known.length
-                        self._drop(known)
-                    tasks[task_id] = entry
-                    self.live_bytes += length
-                    fresh.append(entry)
-                    continue
-                known = tasks.get(task_id)
-                if known is not None and known.nonce != nonce:
-                    known = None
-                if op == b"run":
-                    worker, boot_id, started_ms = rest
-                    if known is not None:
-                        run = Run(worker.decode("ascii"), boot_id.decode("ascii"), int(started_ms))
-                        known.runs += (run,)
-                elif op == b"end":
-                    if known is not None:
-                        known.runs = known.runs[:-1]
-                elif op == b"rem":
-                    if known is not None:
-                        self._drop(known)
+                if body.startswith(b"add:"):
+                    fresh.append(self._added(offset, length, body))
                 else:
-                    self.unknown_records += 1
+                    self._happened(body)
             except ValueError:
                 self.unknown_records += 1
         return [entry for entry in fresh if not entry.gone]
+
+    def _added(self, offset: int, length: int, body: bytes) -> Entry:
+        _, id_bytes, nonce, publish_ms, priority, queue, _ = body.split(b":", 6)
+        task_id = id_bytes.decode("ascii")
+        entry = Entry(
+            self,
+            offset,
+            length,
+            task_id,
+            nonce.decode("ascii"),
+            int(publish_ms),
+            int(priority),
+            sys.intern(queue.decode("ascii")),
+        )
+        known = self.tasks.get(task_id)
+        if known is not None:
+            self.superseded_bytes += known.length
+            self._drop(known)
+        self.tasks[task_id] = entry
+        self.live_bytes += length
+        return entry
+
+    def _happened(self, body: bytes) -> None:
+        """Take in a ``run``, ``end`` or ``rem``; most are this process's own and known already."""
+        op, task_id, nonce, *rest = body.split(b":")
+        entry = self.tasks.get(task_id.decode("ascii"))
+        if op not in _OPS:
+            raise ValueError(f"an unknown operation: {op!r}")
+        if entry is None or entry.nonce != nonce.decode("ascii"):
+            return
+        if op == b"rem":
+            self._drop(entry)
+        elif op == b"end":
+            entry.runs = entry.runs[:-1]
+        else:
+            worker, boot_id, started_ms = rest
+            entry.runs += (Run(worker.decode("ascii"), boot_id.decode("ascii"), int(started_ms)),)
 
     def _drop(self, entry: Entry) -> None:
         entry.gone = True
