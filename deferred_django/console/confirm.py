@@ -21,9 +21,9 @@ def require_consent_is_possible(*, noinput: bool) -> None:
 
 def ask(screen: Output, question: str) -> None:
     """Return if the answer is yes; ``CommandError`` (exit code 1) for anything else."""
-    screen.write(screen.escape(f"{question} [y/N] "))
-    screen.flush()
-    try:
+    try:  # a person may answer as soon as the question is to be seen
+        screen.write(screen.escape(f"{question} [y/N] "))
+        screen.flush()
         answer = input()
     except (EOFError, UnicodeError):
         screen.line()
