@@ -75,12 +75,13 @@ def take_all(store: DeadTasksStorage, ids: Iterable[str]) -> list[tuple[str, byt
     return taken
 
 
-def assert_at_rest(path: Path) -> None:
-    """No descriptor is open, both locks are free, and no temp file is left."""
-    inside = str(path)
+def assert_at_rest(path: Path, *, stale_temp: bool = False) -> None:
+    """No descriptor is open, both locks are free, and no temp file is left (but a stale one)."""
+    inside = str(path) + os.sep
     left = [name for name in descriptors.open_descriptors().values() if name.startswith(inside)]
     assert not left
-    assert not [name for name in os.listdir(path) if name.endswith(".tmp")]
+    temps = [name for name in path.glob("*") if name.suffix == ".tmp"]
+    assert stale_temp or not temps
     for lock in (lock_file(path), removal_lock_file(path)):
         if lock.exists():
             with lock.open("rb") as file:
