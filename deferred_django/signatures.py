@@ -65,7 +65,13 @@ class CallChecker:
                 and (self._any_names or names <= self._by_name)
             )
         if not fits:
-            try:
-                self._signature.bind(*args, **kwargs)
-            except TypeError as error:
-                raise TypeError(f"arguments of {task} do not fit: {error}") from None
+            raise TypeError(f"arguments of {task} do not fit: {self._reason(args, kwargs)}")
+
+    def _reason(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        try:
+            self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            return str(error)
+        # Python 3.13's bind takes f(a=1) for def f(a, /, **more), which is no call that works.
+        missing = [name for name in self.names[len(args) :] if name in kwargs]
+        return f"missing a required positional-only argument: {', '.join(missing)}"
