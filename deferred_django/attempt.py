@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
 import os
+from collections.abc import Awaitable
 from types import TracebackType
 
 from asgiref.sync import async_to_sync
@@ -68,7 +70,17 @@ def _run_sync(
     try:
         with running(current):
             args, kwargs = context.arguments()
-            task.func(*args, **kwargs)
+            result = task.func(*args, **kwargs)
+            if inspect.iscoroutine(result):  # an async function under a decorator that is not
+                return async_to_sync(_error_of)(result)
+    except BaseException as error:
+        return error
+    return None
+
+
+async def _error_of(coroutine: Awaitable[object]) -> BaseException | None:
+    try:
+        await coroutine
     except BaseException as error:
         return error
     return None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,22 @@ def take(*args: Any, **kwargs: Any) -> None:
 @deferred
 async def take_async(*args: Any, **kwargs: Any) -> None:
     received.append((args, kwargs))
+
+
+def plain_decorator(func: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(func)
+    def wrapper(*args: Any) -> Any:
+        return func(*args)
+
+    return wrapper
+
+
+@deferred
+@plain_decorator
+async def decorated(error: str | None) -> None:
+    received.append(error)
+    if error:
+        raise SystemExit(error)
 
 
 @deferred(max_retries=1, retry_interval=lambda error, attempt: DEFAULT)
@@ -120,3 +137,12 @@ def test_a_row_that_is_gone_is_a_failed_attempt(deferred_store: Backend) -> None
     [run] = run_enqueued()
     assert run.outcome is Outcome.RETRIED
     assert type(run.exception) is Note.DoesNotExist
+
+
+def test_an_async_function_under_a_plain_decorator_runs(deferred_store: Backend) -> None:
+    """C50: what the decorator returns is a coroutine, which must not be taken for a result."""
+    decorated.enqueue(None)
+    decorated.enqueue("failed")
+    outcomes = [run.outcome for run in run_enqueued()]
+    assert outcomes == [Outcome.SUCCEEDED, Outcome.RETRIED]
+    assert received == [None, "failed"]
