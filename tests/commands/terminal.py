@@ -30,6 +30,7 @@ for command in json.loads(sys.argv[1]):
     execute_from_command_line(["manage.py", *command])
 """
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+CTRL_C = b"\x03"
 Key = bytes | Callable[[], bytes]
 
 
@@ -84,9 +85,16 @@ def on_terminal(
 
 def _converse(master: int, keys: list[tuple[str, Key]], deadline: float) -> bytes:
     written = bytearray()
+    typed = b""
     while True:
-        ready, _, _ = select.select([master], [], [], max(deadline - time.monotonic(), 0))
-        assert ready, f"too late; so far: {written!r}"
+        left = max(deadline - time.monotonic(), 0)
+        # A Ctrl-C just before the process begins to read is noted but does not end the read. A
+        # person presses it again.
+        pause = min(left, 1.0) if typed == CTRL_C else left
+        if not select.select([master], [], [], pause)[0]:
+            assert pause < left, f"too late; so far: {written!r}"
+            os.write(master, typed)
+            continue
         try:
             data = os.read(master, 65536)
         except OSError:  # Linux's way to say that nobody has the terminal open any more
@@ -97,4 +105,5 @@ def _converse(master: int, keys: list[tuple[str, Key]], deadline: float) -> byte
         written += data
         if keys and keys[0][0].encode() in written:
             _, key = keys.pop(0)
-            os.write(master, key if isinstance(key, bytes) else key())
+            typed = key if isinstance(key, bytes) else key()
+            os.write(master, typed)
