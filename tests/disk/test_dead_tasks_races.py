@@ -608,7 +608,7 @@ def test_a_line_of_a_gigabyte(tmp_path: Path, ended: bool) -> None:
     filled(tmp_path, "a")
     path = data_file(tmp_path)
     start = path.stat().st_size
-    os.truncate(path, start + (2**30 if ended else 2**28))
+    os.truncate(path, start + (2**30 if ended else 2**27))
     if ended:
         with path.open("ab") as file:
             file.write(b"\n" + line("b"))

@@ -28,28 +28,30 @@ Span = tuple[int, int]
 class Flaws:
     """What was skipped."""
 
-    torn: int = 0
-    """Unfinished writes that a later one left behind."""
     damaged: int = 0
+    """Lines with a wrong checksum."""
     first_damage: int | None = None
     """The offset of the first."""
     unknown: int = 0
     """Records with a good checksum that are no dead tasks."""
-    unsettled: int | None = None
-    """The offset of a bad last line, which is read again with what follows it."""
+
+    def add(self, other: Flaws) -> None:
+        """Count those of a later part of the file too."""
+        self.damaged += other.damaged
+        self.unknown += other.unknown
+        if self.first_damage is None:
+            self.first_damage = other.first_damage
 
     def sentences(self) -> list[str]:
         """For a person."""
         said = []
-        damaged = self.damaged + (self.unsettled is not None)
-        if damaged:
-            first = self.unsettled if self.first_damage is None else self.first_damage
-            lines = "1 damaged line is" if damaged == 1 else f"{damaged:,} damaged lines are"
-            said.append(f"{lines} skipped, the first at byte {first:,}")
+        if self.damaged:
+            lines = (
+                "1 damaged line is" if self.damaged == 1 else f"{self.damaged:,} damaged lines are"
+            )
+            said.append(f"{lines} skipped, the first at byte {self.first_damage:,}")
         if self.unknown:
             said.append(f"records of an unknown kind are skipped: {self.unknown:,}")
-        if self.torn:
-            said.append(f"unfinished writes are skipped: {self.torn:,}")
         return said
 
 
@@ -57,14 +59,9 @@ class Flaws:
 class _Found:
     """What one pass over new bytes found."""
 
-    settled: int
+    end: int
     records: int
     flaws: Flaws
-
-    @property
-    def looks_wrong(self) -> bool:
-        flaws = self.flaws
-        return bool(flaws.torn or flaws.damaged) or flaws.unsettled is not None
 
 
 class Index:
@@ -107,7 +104,7 @@ class Index:
             start = self._end
             found = self._read(fd, start, info.st_size)
             if (
-                not found.looks_wrong
+                not found.flaws.damaged
                 or attempt == _TRIES - 1
                 or found == self._count(fd, start, info.st_size)
             ):
@@ -133,20 +130,15 @@ class Index:
         if len(self._offsets) > rows:
             size = min(self._lengths[-1], records.HEAD_BYTES)
             self._last_head = files.read_at(fd, size, self._offsets[-1])
-        self._end = scanner.settled
+        self._end = scanner.offset
         flaws = _flaws(scanner, unknown)
-        self.flaws.torn += flaws.torn
-        self.flaws.damaged += flaws.damaged
-        self.flaws.unknown += flaws.unknown
-        self.flaws.unsettled = flaws.unsettled
-        if self.flaws.first_damage is None:
-            self.flaws.first_damage = flaws.first_damage
-        return _Found(scanner.settled, len(self._offsets) - rows + unknown, flaws)
+        self.flaws.add(flaws)
+        return _Found(scanner.offset, len(self._offsets) - rows + unknown, flaws)
 
     def _count(self, fd: int, start: int, end: int) -> _Found:
         scanner = records.Scanner(start, heads_only=True)
         kinds = [id_of(body) is not None for _, _, body in scanner.read(fd, end)]
-        return _Found(scanner.settled, len(kinds), _flaws(scanner, kinds.count(False)))
+        return _Found(scanner.offset, len(kinds), _flaws(scanner, kinds.count(False)))
 
     def _add(self, fd: int, offset: int, length: int, task_id: bytes) -> None:
         row = len(self._offsets)
@@ -214,5 +206,4 @@ class Index:
 
 def _flaws(scanner: records.Scanner, unknown: int) -> Flaws:
     first = scanner.damage[0].offset if scanner.damage else None
-    unsettled = scanner.settled if scanner.settled < scanner.offset else None
-    return Flaws(scanner.torn, scanner.damaged, first, unknown, unsettled)
+    return Flaws(scanner.damaged, first, unknown)

@@ -130,13 +130,18 @@ def release(fd: int) -> None:
 class FileLock:
     """Excludes the threads of all processes that lock the file at ``path``.
 
-    The file is made when first locked, with ``permissions``, and its directory with it. It is
-    never renamed or removed here; if somebody removes it, whoever locks next notices and makes
-    the new one the lock. ``timeout`` is in seconds and covers both queues.
+    The file is made when first locked, and its directory with it: with the mode and the owner of
+    the file ``guarded``, if that is there, so that whoever may write the one may lock the other;
+    else with ``permissions``. It is never renamed or removed here; if somebody removes it, whoever
+    locks next notices and makes the new one the lock. ``timeout`` is in seconds and covers both
+    queues.
     """
 
-    def __init__(self, path: str, permissions: int, timeout: float) -> None:
+    def __init__(
+        self, path: str, permissions: int, timeout: float, guarded: str | None = None
+    ) -> None:
         self.path = path
+        self._guarded = guarded
         self.timeout = timeout
         self._permissions = permissions
         self._generation = 0
@@ -227,8 +232,11 @@ class FileLock:
                 directory = os.path.dirname(self.path)
                 if not os.path.isdir(directory):
                     files.make_directory(directory, self._permissions)
+            like = None
+            with contextlib.suppress(OSError):
+                like = None if self._guarded is None else os.stat(self._guarded)
             with contextlib.suppress(FileExistsError):  # another process was faster
-                return files.create_file(self.path, os.O_RDWR, self._permissions)
+                return files.create_file(self.path, os.O_RDWR, self._permissions, like)
         return files.open_file(self.path, os.O_RDWR)
 
     def _timeout_error(self, timeout: float) -> DeadTasksLockTimeout:

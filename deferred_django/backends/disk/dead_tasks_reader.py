@@ -219,7 +219,6 @@ class Reader:
             for offset, _, body in scanner.read(fd, size)
             if dead_tasks_file.id_of(body) is None
         ]
-        scanner.at_end()
         for damage in scanner.damage:
             detail = f"{damage.length:,} bytes: {damage.reason}"
             found.append(self._finding("damage", damage.offset, detail))
@@ -227,9 +226,7 @@ class Reader:
         if further:
             found.append(self._finding("damage", None, f"{further:,} more bad places"))
         if scanner.torn_in_all:
-            offset = scanner.offset if scanner.offset < size else None
-            detail = f"{scanner.torn_in_all:,} unfinished writes"
-            found.append(self._finding("torn", offset, detail))
+            found.append(self._finding("torn", scanner.offset, "an unfinished write at the end"))
         return found
 
     def _finding(self, kind: str, offset: int | None, detail: str) -> Finding:

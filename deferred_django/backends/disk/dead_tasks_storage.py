@@ -45,10 +45,10 @@ class DeadTasksStorage:
         lock_timeout: float = LOCK_TIMEOUT_SECONDS,
     ) -> None:
         self._file = DeadTasksFile(path, prefix, file_permissions)
-        self._lock = FileLock(self._file.lock_path, file_permissions, lock_timeout)
-        self._removal_lock = FileLock(
-            self._file.removal_lock_path, file_permissions, lock_timeout * REMOVAL_PATIENCE
-        )
+        file = self._file
+        self._lock = FileLock(file.lock_path, file_permissions, lock_timeout, file.path)
+        patience = lock_timeout * REMOVAL_PATIENCE
+        self._removal_lock = FileLock(file.removal_lock_path, file_permissions, patience, file.path)
         self._appender = Appender(self._file, self._lock)
         self._reader = Reader(self._file)
         descriptors.on_fork(self._forked)

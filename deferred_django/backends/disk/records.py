@@ -113,9 +113,11 @@ class _LongLine:
 class Scanner:
     """Reads the records of an append-only file, going on where it last stopped.
 
-    With ``heads_only`` a line longer than 256 KiB is checked while it passes, and only the first
-    bytes of its body are given: memory is bounded by that, whatever the length of a line. An
-    unfinished last line is then read again by the next :meth:`read`.
+    With ``heads_only``, for the dead-tasks file, a line longer than 256 KiB is checked while it
+    passes, and only the first bytes of its body are given: memory is bounded by that, whatever the
+    length of a line. Only the last line of that file can be torn, since each writer repairs it
+    before it writes: an unended one is read again by the next :meth:`read`, and any other bad line
+    is damage.
     """
 
     __slots__ = (
@@ -143,11 +145,6 @@ class Scanner:
         self._heads_only = heads_only
         self._limit = CHUNK_BYTES if heads_only else MAX_LINE_BYTES
         self._tail_torn = False
-
-    @property
-    def settled(self) -> int:
-        """Where the first byte is whose meaning a later read may still change."""
-        return self.offset if self._bad is None else self._bad[0]
 
     @property
     def torn_in_all(self) -> int:
@@ -220,7 +217,10 @@ class Scanner:
     def _bad_line(self, start: int, line: bytes) -> None:
         if self._bad is not None:
             self._judge_bad(followed_by_record=True)
-        self._bad = (start, len(line), len(line) <= MAX_LINE_BYTES and looks_torn(line))
+        torn = not self._heads_only and len(line) <= MAX_LINE_BYTES and looks_torn(line)
+        self._bad = (start, len(line), torn)
+        if self._heads_only:
+            self._judge_bad(followed_by_record=False)
 
     def _judge_bad(self, *, followed_by_record: bool) -> None:
         assert self._bad is not None
@@ -242,14 +242,11 @@ class Scanner:
         assert self._long is not None
         line, self._long = self._long, None
         line.feed(rest)
-        valid = self._heads_only and line.is_valid()
         if self._bad is not None:
             self._judge_bad(followed_by_record=True)
-        if valid:
+        if self._heads_only and line.is_valid():
             self.offset = line.start + line.length
             yield line.start, line.length, line.head[CRC_BYTES:]
-        elif line.length <= MAX_LINE_BYTES and looks_torn(line.head):
-            self._bad = (line.start, line.length, True)
         else:
             self._note_damage(Damage(line.start, line.length, "a long line that is no record"))
 
