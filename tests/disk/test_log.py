@@ -433,7 +433,7 @@ def test_a_write_that_is_short_by_its_newline_is_a_success(
 ) -> None:
     """R17."""
     real = files.write
-    shortened = []
+    shortened: list[int] = []
 
     def short(fd: int, data: bytes) -> int:
         if b"short" in data and not shortened:

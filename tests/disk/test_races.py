@@ -393,9 +393,10 @@ def test_a_failed_fsync_moves_what_did_not_run(
     producer, worker = opener(fsync_frequency=600), opener()
     for number in range(50):
         add(producer, b"%d" % number)
-    done = [
-        payload for entry, payload in worker.claim(40, None, (), None) if not finish(worker, entry)
-    ]
+    done = []
+    for entry, payload in worker.claim(40, None, (), None):
+        finish(worker, entry)
+        done.append(payload)
     running_entry = claim(worker, 1)[0]
     old = only_segment(store)
     failed = fail_once(monkeypatch, "fsync", EIO)
