@@ -109,6 +109,7 @@ def books(project: Project, kills: Kills) -> int:
     ended: set[str] = set()
     open_in: dict[str, int] = {}
     unexplained: list[str] = []
+    cut_off: set[tuple[str, str]] = set()
     for line in project.notes():
         what, task_id, pid = line.split()
         if what == "start":
@@ -117,16 +118,18 @@ def books(project: Project, kills: Kills) -> int:
             if before is not None and before not in kills.killed_workers:
                 unexplained.append(task_id)
             open_in[task_id] = int(pid)
+            cut_off.add((task_id, pid))
         else:
             ended.add(task_id)
+            cut_off.discard((task_id, pid))
     lost = acked - ended
     again = sum(count - 1 for count in started.values())
     running_at_kills = len(kills.killed_workers) * THREADS
     print(
         f"acknowledged {len(acked):,}, lost {len(lost)}, ran {len(ended):,}, "
-        f"started again {again} (at most {running_at_kills} ran at a kill, "
-        f"{len(unexplained)} without cause), killed: {kills.killed_producers} producers, "
-        f"{len(kills.killed_workers)} workers"
+        f"started again {again} ({len(cut_off)} were cut off between their first line and their "
+        f"last, at most {running_at_kills} ran at a kill, {len(unexplained)} without cause), "
+        f"killed: {kills.killed_producers} producers, {len(kills.killed_workers)} workers"
     )
     return 1 if lost or unexplained or again > running_at_kills else 0
 
