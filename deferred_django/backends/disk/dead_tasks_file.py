@@ -41,8 +41,13 @@ def encode(task_id: str, record: bytes) -> bytes:
         raise ValueError(f"{task_id!r} cannot be stored as a task id")
     if b"\n" in record:
         raise ValueError("a dead task's record must not hold a newline")
-    body = b"%b:%b:%b" % (KIND, task_id.encode(), record)
+    body = beginning(task_id.encode()) + record
     return records.encode(body, MAX_DEAD_RECORD_BYTES) + b"\n"
+
+
+def beginning(task_id: bytes) -> bytes:
+    """What a record of that id begins with, behind its checksum."""
+    return b"%b:%b:" % (KIND, task_id)
 
 
 def id_of(body: bytes) -> bytes | None:

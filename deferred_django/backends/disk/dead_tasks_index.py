@@ -15,10 +15,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from deferred_django.backends.disk import files, records
-from deferred_django.backends.disk.dead_tasks_file import id_of
+from deferred_django.backends.disk.dead_tasks_file import beginning, id_of
 
 _HASH_MASK = (1 << 60) - 1  # an int of two digits in CPython: 32 bytes
 _TRIES = 5
+_HEADS_BYTES = 64 * 1024
 
 Span = tuple[int, int]
 """The offset and the length of a line, without its newline."""
@@ -62,6 +63,23 @@ class _Found:
     end: int
     records: int
     flaws: Flaws
+
+
+class _Heads:
+    """Looks at the beginnings of many lines, in the order of the file, with few reads."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._start = 0
+        self._block = b""
+
+    def is_of(self, task_id: bytes, offset: int) -> bool:
+        """Whether the line at ``offset`` is a record of that id."""
+        position = offset - self._start
+        if position < 0 or position + records.HEAD_BYTES > len(self._block):
+            self._start, position = offset, 0
+            self._block = files.read_at(self._fd, _HEADS_BYTES, offset)
+        return self._block.startswith(beginning(task_id), position + records.CRC_BYTES)
 
 
 class Index:
@@ -173,13 +191,26 @@ class Index:
         row = self._row(fd, task_id.encode("utf-8", "replace"))
         return None if row is None else (self._offsets[row], self._lengths[row])
 
-    def spans_below(self, fd: int, task_id: str, end: int) -> list[Span]:
-        """All records of the id that begin before ``end``, the newest last."""
-        row = self._row(fd, task_id.encode("utf-8", "replace"))
-        if row is None:
-            return []
-        rows = [*self._older.get(row, ()), row]
-        return [(self._offsets[r], self._lengths[r]) for r in rows if self._offsets[r] < end]
+    def spans_below(self, fd: int, ids: Iterable[str], end: int) -> dict[str, list[Span]]:
+        """All records before ``end`` of each id that has any, the newest last; for many ids."""
+        names = {task_id: task_id.encode("utf-8", "replace") for task_id in ids}
+        guesses = {
+            task_id: guess
+            for task_id, name in names.items()
+            if (guess := self._rows.get(hash(name) & _HASH_MASK)) is not None
+        }
+        heads = _Heads(fd)
+        found = {}
+        for task_id in sorted(guesses, key=guesses.__getitem__):  # in the file's order
+            row: int | None = guesses[task_id]
+            if not heads.is_of(names[task_id], self._offsets[guesses[task_id]]):
+                row = self._row(fd, names[task_id])
+            if row is not None:
+                rows = [*self._older.get(row, ()), row] if self._older else [row]
+                found[task_id] = [
+                    (self._offsets[r], self._lengths[r]) for r in rows if self._offsets[r] < end
+                ]
+        return {task_id: spans for task_id in guesses if (spans := found.get(task_id))}
 
     def newest_first(self, skip: int = 0, limit: int | None = None) -> Iterable[Span]:
         """The newest record of each id, from the end of the file. A copy: it does not change."""

@@ -64,8 +64,7 @@ class Reader:
         generation = self._file.generation()
         with self._index_lock:
             self._index.refresh(fd, generation)
-            spans = {task_id: self._index.spans_below(fd, task_id, end) for task_id in ids}
-        return {task_id: where for task_id, where in spans.items() if where}
+            return self._index.spans_below(fd, ids, end)
 
     # -- records -------------------------------------------------------------------------------
 
@@ -242,7 +241,7 @@ def record_at(fd: int, span: Span) -> Record | None:
     task_id = dead_tasks_file.id_of(line[records.CRC_BYTES :][: records.HEAD_BYTES])
     if task_id is None:
         return None
-    start = records.CRC_BYTES + len(dead_tasks_file.KIND) + len(task_id) + 2
+    start = records.CRC_BYTES + len(dead_tasks_file.beginning(task_id))
     return task_id.decode("ascii"), line[start:]
 
 
