@@ -71,7 +71,7 @@ def current_transaction(on_commit: bool | str) -> BaseDatabaseWrapper | None:
     """
     if on_commit is False:
         return None
-    in_atomic = [c for c in connections.all(initialized_only=True) if c.in_atomic_block]
+    in_atomic = _in_atomic_block()
     if on_commit is not True and on_commit not in connections.settings:
         raise ValueError(f"on_commit={on_commit!r}: there is no such database alias")
     if not in_atomic:
@@ -89,6 +89,18 @@ def current_transaction(on_commit: bool | str) -> BaseDatabaseWrapper | None:
             "as in using(on_commit='alias')"
         )
     return in_atomic[0]
+
+
+def _in_atomic_block() -> list[BaseDatabaseWrapper]:
+    # connections.all(initialized_only=True) would look each of them up twice, which costs more
+    # than all the rest of preparing an enqueue.
+    used = connections._connections  # type: ignore[attr-defined]
+    found = []
+    for alias in connections.settings:
+        connection = getattr(used, alias, None)
+        if connection is not None and connection.in_atomic_block:
+            found.append(connection)
+    return found
 
 
 def enqueue_or_hold(enqueue: EnqueueOnCommit, on_commit: bool | str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any, Generic, ParamSpec, TypeVar, overload
@@ -68,7 +69,7 @@ class DeferredTask(Generic[P, R]):
         carried, ``ValueError`` for an unsaved model instance or a record over 64 MiB, ``OSError``
         if the store could not be written. Nothing is enqueued then.
         """
-        return _prepare(self, self._options, args, kwargs)()
+        return enqueue_or_hold(_prepare(self, self._options, args, kwargs), self._options.on_commit)
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """:meth:`enqueue` without holding up the event loop while the store is written.
@@ -78,7 +79,8 @@ class DeferredTask(Generic[P, R]):
         connections the surrounding code uses. If the caller is cancelled while it waits, the task
         may be enqueued all the same.
         """
-        return await sync_to_async(_prepare(self, self._options, args, kwargs))()
+        prepared = _prepare(self, self._options, args, kwargs)
+        return await sync_to_async(enqueue_or_hold)(prepared, self._options.on_commit)
 
     def using(
         self,
@@ -128,11 +130,13 @@ class BoundTask(Generic[P, R]):
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """As :meth:`DeferredTask.enqueue`, with these options."""
-        return _prepare(self._task, self._options, args, kwargs)()
+        prepared = _prepare(self._task, self._options, args, kwargs)
+        return enqueue_or_hold(prepared, self._options.on_commit)
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """As :meth:`DeferredTask.aenqueue`, with these options."""
-        return await sync_to_async(_prepare(self._task, self._options, args, kwargs))()
+        prepared = _prepare(self._task, self._options, args, kwargs)
+        return await sync_to_async(enqueue_or_hold)(prepared, self._options.on_commit)
 
     def using(
         self,
@@ -162,12 +166,12 @@ def _prepare(
     options: EnqueueOptions,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-) -> Callable[[], str]:
-    """Check and encode one call; what is returned enqueues it and gives its id."""
+) -> EnqueueOnCommit:
+    """Check and encode one call, so that it only remains to be written."""
     checker = task._call_checker
     checker.check(task.name, args, kwargs)
     _require_importable(task)
-    enqueue = EnqueueOnCommit(
+    return EnqueueOnCommit(
         target=registry.get_queue(),
         context=TaskContext.build(task.name, args, kwargs, names=checker.names),
         task_id=ids.new_id(),
@@ -175,7 +179,6 @@ def _prepare(
         queue=options.queue,
         priority=options.priority,
     )
-    return functools.partial(enqueue_or_hold, enqueue, options.on_commit)
 
 
 # -- names -----------------------------------------------------------------------------------
@@ -200,9 +203,11 @@ def resolve_task(name: str) -> DeferredTask[..., Any]:
 
 def _require_importable(task: DeferredTask[Any, Any]) -> None:
     """A worker finds a task by its name, which must therefore lead to this one and no other."""
-    found = naming.find_imported(task.name)
-    if found is task:
+    module = sys.modules.get(task.__module__)
+    found = None if module is None else module.__dict__.get(task.__name__)
+    if found is task and task.__module__ != naming.MAIN:
         return
+    found = naming.find_imported(task.name)
     if isinstance(found, DeferredTask):
         why = "its module has another task of that name"
     elif found is None:

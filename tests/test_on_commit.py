@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 
 import pytest
 from asgiref.sync import async_to_sync
 from django.db import connection, connections, transaction
 
 from deferred_django import context as contexts
-from deferred_django import registry
+from deferred_django import on_commit, registry
 from deferred_django.on_commit import EnqueueOnCommit, current_transaction
 from deferred_django.task import deferred
 from tests.stub_queue import StubQueue
@@ -122,10 +123,9 @@ def test_several_without_the_default_are_refused(
 ) -> None:
     third = connections.create_connection("other")
     third.alias = "third"
-    third.in_atomic_block = True
-    found = [*connections.all(), third]
-    monkeypatch.setattr(connections, "all", lambda initialized_only=False: found)
-    with transaction.atomic(using="other"), pytest.raises(ValueError, match=r"\(other, third\)"):
+    found = [connections["other"], third]
+    monkeypatch.setattr(on_commit, "_in_atomic_block", lambda: found)
+    with pytest.raises(ValueError, match=r"\(other, third\)"):
         work.enqueue(1)
     assert queue.calls == []
 
@@ -217,3 +217,18 @@ def test_outside_an_atomic_block_no_database_is_touched() -> None:
             assert all(connection.connection is None for connection in before)
             """
         )
+
+
+@both
+def test_only_connections_of_this_thread_are_looked_at(queue: StubQueue) -> None:
+    def in_a_new_thread() -> None:
+        before = connections.all(initialized_only=True)
+        work.enqueue(1)
+        seen.append((before, connections.all(initialized_only=True), ran(queue)))
+
+    seen: list[object] = []
+    with transaction.atomic(), transaction.atomic(using="other"):
+        thread = threading.Thread(target=in_a_new_thread)
+        thread.start()
+        thread.join()
+    assert seen == [([], [], [1])]
