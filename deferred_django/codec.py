@@ -119,6 +119,8 @@ def _encode_str(value: str, depth: int) -> Any:
 def _encode_lazy(value: Promise, depth: int) -> Any:
     if not hasattr(type(value), "casefold"):  # lazy objects have the methods of their results
         raise NotCarriedError("a lazy object that is not text cannot be carried")
+    if hasattr(type(value), "_get_number_value"):
+        raise NotCarriedError("a lazy plural is no text before it has its number")
     return _encode_str(str.__str__(str(value)), depth)
 
 

@@ -18,14 +18,13 @@ from deferred_django.backends import failures
 MAIN = "__main__"
 
 
-def find_imported(name: str) -> object:
-    """What an imported module has by the dotted ``name``; ``None`` if there is nothing.
+def find_imported(module_name: str, attribute: str) -> object:
+    """What an imported module has by that name; ``None`` if there is nothing.
 
     ``__main__`` has nothing: in another process it is another module.
     """
-    module_name, _, attribute = name.rpartition(".")
     module = sys.modules.get(module_name)
-    return None if module is None or module_name == MAIN else vars(module).get(attribute)
+    return None if module is None or module_name == MAIN else module.__dict__.get(attribute)
 
 
 def find(name: str) -> object:
@@ -37,7 +36,7 @@ def find(name: str) -> object:
     module_name, _, attribute = name.rpartition(".")
     if module_name in ("", MAIN) or not all(map(str.isidentifier, name.split("."))):
         raise LookupError(f"{name!r} is not the dotted name of a function in a module")
-    found = find_imported(name)
+    found = find_imported(module_name, attribute)
     if found is not None:
         return found
     # Imported by another thread just now, it is in sys.modules already: this waits for the end.

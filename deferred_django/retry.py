@@ -29,7 +29,8 @@ class Default(enum.Enum):
 DEFAULT: Final = Default.DEFAULT
 """What a ``retry_interval`` returns for the usual wait."""
 
-RetryInterval = Callable[[BaseException, int], float | Default | None]
+# Any, so that a function whose parameter is annotated with Exception fits too.
+RetryInterval = Callable[[Any, int], float | Default | None]
 """``retry_interval(exception, attempt)``, called with two positional arguments: the seconds to
 wait after the failed ``attempt``, :data:`DEFAULT` for the usual wait, or ``None`` or ``False`` to
 give up now."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any, Generic, ParamSpec, TypeVar, overload
@@ -203,13 +202,11 @@ def resolve_task(name: str) -> DeferredTask[..., Any]:
 
 def _require_importable(task: DeferredTask[Any, Any]) -> None:
     """A worker finds a task by its name, which must therefore lead to this one and no other."""
-    module = sys.modules.get(task.__module__)
-    found = None if module is None else module.__dict__.get(task.__name__)
-    if found is task and task.__module__ != naming.MAIN:
+    found = naming.find_imported(task.__module__, task.__name__)
+    if found is task:
         return
-    found = naming.find_imported(task.name)
     if isinstance(found, DeferredTask):
-        why = "its module has another task of that name"
+        why = "its module has another task of that name (or was loaded again)"
     elif found is None:
         why = naming.why_not_found(task.name)
     else:

@@ -24,7 +24,7 @@ from django.contrib.auth.models import AnonymousUser, User
 from django.db import models
 from django.utils.functional import SimpleLazyObject, lazy
 from django.utils.safestring import mark_safe
-from django.utils.translation import gettext_lazy, override
+from django.utils.translation import gettext_lazy, ngettext_lazy, override
 from hypothesis import HealthCheck, given, settings
 
 from deferred_django import codec
@@ -228,6 +228,7 @@ NOT_CARRIED: list[Any] = [
     AnonymousUser(),
     lazy(lambda: 5, int)(),
     local_member(),
+    ngettext_lazy("%(n)d note", "%(n)d notes", "n"),
     SimpleLazyObject(lambda: "a"),
     SimpleLazyObject(lambda: Level.LOW),
 ]

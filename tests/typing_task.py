@@ -16,7 +16,7 @@ def send(order_id: int, *, copy_to: str | None = None) -> str:
     return f"{order_id} {copy_to}"
 
 
-def interval(error: BaseException, attempt: int) -> float | None:
+def interval(error: Exception, attempt: int) -> float | None:
     return None if attempt > 3 else 5
 
 
