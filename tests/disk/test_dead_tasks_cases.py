@@ -84,6 +84,40 @@ def test_a_cut_newline_loses_nothing(tmp_path: Path) -> None:
     assert path.read_bytes() == line("a") + line("c")
 
 
+@pytest.mark.parametrize("size", [0, 300_000])
+@pytest.mark.parametrize("zeros", [1, 100, 300_000])
+def test_zeros_behind_a_record_without_its_newline(tmp_path: Path, zeros: int, size: int) -> None:
+    """A power cut left the file grown, but not what was written: the record before is whole."""
+    store = filled(tmp_path, "a")
+    store.add("b", record("b", size))
+    path = data_file(tmp_path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + b"\0" * zeros)
+    reader = open_store(tmp_path)
+    for each in (store, reader):
+        assert names(each) == ["b", "a"]
+        assert each.find("b") == record("b", size)
+    open_store(tmp_path).add("c", record("c"))
+    assert path.read_bytes() == whole + line("c")
+    assert names(reader) == ["c", "b", "a"]
+    assert reader.verify() == []
+
+
+def test_a_missing_newline_is_durable_before_the_next_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a power cut could join the acknowledged record to bytes that did not arrive."""
+    store = filled(tmp_path, *"ab")
+    path = data_file(tmp_path)
+    os.truncate(path, path.stat().st_size - 1)
+    calls: list[bytes | str] = []
+    real_write, real_fsync = files.write, files.fsync
+    monkeypatch.setattr(files, "write", lambda fd, data: calls.append(data) or real_write(fd, data))
+    monkeypatch.setattr(files, "fsync", lambda fd: calls.append("fsync") or real_fsync(fd))
+    store.add("c", record("c"))
+    assert calls == [b"\n", "fsync", line("c"), "fsync"]
+
+
 def test_the_last_record_without_its_newline_is_removed(tmp_path: Path) -> None:
     store = filled(tmp_path, *"ab")
     path = data_file(tmp_path)

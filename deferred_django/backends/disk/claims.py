@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
+from collections import deque
 from collections.abc import Collection, Iterator
 
 from deferred_django.backends.disk import files, locks, tidy
@@ -29,6 +30,7 @@ class Claims:
     def __init__(self, segments: SegmentSet, index: DueIndex) -> None:
         self._segments = segments
         self._index = index
+        self._finished: deque[Entry] = deque()
 
     def take(
         self, limit: int, queues: Collection[str] | None, exclude: Collection[str]
@@ -127,6 +129,24 @@ class Claims:
             logger.error("a task is tried again later: %s", error)
             self.give_back(entry)
 
+    def finish(self, entry: Entry) -> None:
+        """Free the claim of a task whose ``rem`` or next ``add`` is written.
+
+        The one method that needs no mutex, so that tasks which end do not wait for one that is
+        being claimed: what it leaves undone is done by :meth:`settle`.
+        """
+        entry.gone = True  # before the unlock: nobody here takes it for a task again
+        self._unlock(entry)
+        self._finished.append(entry)
+
+    def settle(self) -> None:
+        """Forget the tasks that were finished."""
+        finished = self._finished
+        while finished:
+            entry = finished.popleft()
+            entry.segment.forget(entry)
+            entry.segment.users -= 1
+
     def give_back(self, entry: Entry) -> None:
         """Free a claim; its task, if it is still there, is tried again in a moment."""
         self.let_go(entry)
@@ -138,6 +158,9 @@ class Claims:
         entry.claimed = False
         entry.started = False
         entry.segment.users -= 1
+        self._unlock(entry)
+
+    def _unlock(self, entry: Entry) -> None:
         try:
             files.unlock(entry.segment.fd, entry.offset, entry.length)
         except OSError as error:  # an unlock of a valid descriptor does not fail
@@ -148,11 +171,9 @@ def survey(segment: Segment) -> Iterator[tuple[Entry, bool]]:
     """The pending tasks of a segment, each with whether anybody, this process too, claims it."""
     elsewhere = locks.has_claims(segment.fd)
     for entry in segment.tasks.values():
-        yield (
-            entry,
-            entry.claimed
-            or (elsewhere and files.lock_is_held(segment.fd, entry.offset, entry.length)),
-        )
+        if not entry.gone:  # finished by another thread in this moment
+            held = elsewhere and files.lock_is_held(segment.fd, entry.offset, entry.length)
+            yield entry, entry.claimed or held
 
 
 def payload_of(entry: Entry) -> Iterator[bytes]:

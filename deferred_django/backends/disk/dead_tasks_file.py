@@ -74,7 +74,7 @@ def is_valid_at(fd: int, start: int, end: int) -> bool:
     """Whether these bytes are one whole line with a good checksum, whatever its length."""
     if end - start > records.MAX_LONG_LINE_BYTES:
         return False
-    scanner = records.Scanner(start, heads_only=True)
+    scanner = records.Scanner(start, newline_in_front=False)
     return any(length == end - start for _, length, _ in scanner.read(fd, end))
 
 
@@ -91,13 +91,14 @@ class Tail:
 
 
 def find_tail(fd: int) -> Tail:
-    """Look at the file's last line, in bounded memory. For the holder of the lock."""
+    """Look at the file's last line, in bounded memory. Certain for the holder of the lock."""
     size = os.fstat(fd).st_size
     if size == 0 or files.read_at(fd, 1, size - 1) == b"\n":
         return Tail(size, size, newline_missing=False)
     start, _ = next(lines_backwards(fd, size))
-    if is_valid_at(fd, start, size):
-        return Tail(size, size, newline_missing=True)
+    end = records.last_not_nul(fd, start, size)
+    if start < end and is_valid_at(fd, start, end):
+        return Tail(end, size, newline_missing=True)
     return Tail(start, size, newline_missing=False)
 
 
@@ -193,10 +194,8 @@ class DeadTasksFile:
         """
         fd = self._open_to_append(lock_fd)
         try:
-            tail = find_tail(fd)
-            if tail.size > tail.end:
-                files.truncate(fd, tail.end)
-            newline_first = tail.newline_missing or self._newline_first
+            start = self._repair(fd)
+            newline_first = self._newline_first
             outcome: list[OSError | None] = []
             for line in lines:
                 try:
@@ -206,10 +205,29 @@ class DeadTasksFile:
                     newline_first = True
                     outcome.append(error)
             if None in outcome:
-                self._sync(fd, tail.end, lock_fd)
+                self._sync(fd, start, lock_fd)
             return outcome
         finally:
             files.close(fd)
+
+    def _repair(self, fd: int) -> int:
+        """Let the file end with a whole line; returns its size."""
+        tail = find_tail(fd)
+        if tail.size > tail.end:
+            files.truncate(fd, tail.end)
+        if not tail.newline_missing:
+            return tail.end
+        # Durable before anything follows: the record may have been acknowledged, and must not
+        # share a line with bytes that do not arrive.
+        try:
+            if files.write(fd, b"\n") != 1:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
+            files.fsync(fd)
+        except OSError:
+            self._newline_first = True
+            self._undo(fd, tail.end)
+            raise
+        return tail.end + 1
 
     def _write(self, fd: int, line: bytes, *, newline_first: bool) -> bool:
         """Append one line; returns whether the next must begin with a newline."""

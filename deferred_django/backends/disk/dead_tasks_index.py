@@ -136,7 +136,7 @@ class Index:
         return head == self._last_head
 
     def _read(self, fd: int, start: int, end: int) -> _Found:
-        scanner = records.Scanner(start, heads_only=True)
+        scanner = records.Scanner(start, newline_in_front=False)
         rows = len(self._offsets)
         unknown = 0
         for offset, length, body in scanner.read(fd, end):
@@ -154,7 +154,7 @@ class Index:
         return _Found(scanner.offset, len(self._offsets) - rows + unknown, flaws)
 
     def _count(self, fd: int, start: int, end: int) -> _Found:
-        scanner = records.Scanner(start, heads_only=True)
+        scanner = records.Scanner(start, newline_in_front=False)
         kinds = [id_of(body) is not None for _, _, body in scanner.read(fd, end)]
         return _Found(scanner.offset, len(kinds), _flaws(scanner, kinds.count(False)))
 

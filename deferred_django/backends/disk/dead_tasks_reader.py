@@ -113,7 +113,8 @@ class Reader:
         found: dict[str, bytes] = {}
         try:
             with self._file.opened(READ) as fd:
-                for start, end in dead_tasks_file.lines_backwards(fd, os.fstat(fd).st_size):
+                tail = dead_tasks_file.find_tail(fd)
+                for start, end in dead_tasks_file.lines_backwards(fd, tail.end):
                     record = _record_between(fd, start, end)
                     if record is not None:
                         found.setdefault(*record)
@@ -212,7 +213,7 @@ class Reader:
 
     def _findings(self, fd: int) -> list[Finding]:
         size = os.fstat(fd).st_size
-        scanner = records.Scanner(heads_only=True)
+        scanner = records.Scanner(newline_in_front=False)
         found = [
             self._finding("damage", offset, "a record that is no dead task's")
             for offset, _, body in scanner.read(fd, size)

@@ -116,7 +116,7 @@ def _own(name: str, path: str, fd: int) -> OwnedSegment | None:
 
 def _look_at_tail(segment: OwnedSegment) -> bool:
     """Let new ids start behind the newest here; ``False`` if foreign bytes are at the end."""
-    scanner = records.Scanner(max(0, segment.size - TAIL_BYTES), heads_only=True)
+    scanner = records.Scanner(max(0, segment.size - TAIL_BYTES))
     newest = 0
     for _, _, body in scanner.read(segment.fd):
         if body.startswith(b"add:"):

@@ -87,6 +87,17 @@ class Damage:
     reason: str
 
 
+def last_not_nul(fd: int, start: int, end: int) -> int:
+    """Where the NUL bytes begin that ``start`` to ``end`` ends with."""
+    while end > start:
+        size = min(CHUNK_BYTES, end - start)
+        kept = files.read_at(fd, size, end - size).rstrip(b"\0")
+        if kept:
+            return end - size + len(kept)
+        end -= size
+    return start
+
+
 @dataclass(slots=True)
 class _LongLine:
     """A line that is not held in memory as a whole: its checksum is computed as it passes."""
@@ -113,18 +124,19 @@ class _LongLine:
 class Scanner:
     """Reads the records of an append-only file, going on where it last stopped.
 
-    With ``heads_only``, for the dead-tasks file, a line longer than 256 KiB is checked while it
-    passes, and only the first bytes of its body are given: memory is bounded by that, whatever the
-    length of a line. Only the last line of that file can be torn, since each writer repairs it
-    before it writes: an unended one is read again by the next :meth:`read`, and any other bad line
-    is damage.
+    A line longer than 256 KiB is checked while it passes, and only the first bytes of its body are
+    given: memory is bounded by that, whatever the length of a line.
+
+    In the log, where many append at once, each record has a newline of its own in front, and an
+    unfinished one may stand anywhere. With ``newline_in_front=False``, for the dead-tasks file,
+    only the last line can be torn, since each writer repairs it before it writes: any other bad
+    line is damage.
     """
 
     __slots__ = (
         "_bad",
-        "_heads_only",
-        "_limit",
         "_long",
+        "_newline_in_front",
         "_tail_torn",
         "damage",
         "damaged",
@@ -132,7 +144,7 @@ class Scanner:
         "torn",
     )
 
-    def __init__(self, offset: int = 0, *, heads_only: bool = False) -> None:
+    def __init__(self, offset: int = 0, *, newline_in_front: bool = True) -> None:
         self.offset = offset
         """Where the first byte not yet understood is: the beginning of a line."""
         self.torn = 0
@@ -142,8 +154,7 @@ class Scanner:
         # A bad line is judged by the line behind it, which may come with a later read.
         self._bad: tuple[int, int, bool] | None = None
         self._long: _LongLine | None = None
-        self._heads_only = heads_only
-        self._limit = CHUNK_BYTES if heads_only else MAX_LINE_BYTES
+        self._newline_in_front = newline_in_front
         self._tail_torn = False
 
     @property
@@ -171,7 +182,7 @@ class Scanner:
             if cut < 0:
                 held += len(chunk)
                 parts.append(chunk)
-                if held > self._limit:
+                if held > CHUNK_BYTES:
                     self._pass_by(b"".join(parts))
                     parts, held = [], 0
                 continue
@@ -190,6 +201,8 @@ class Scanner:
             yield start, len(tail), tail[CRC_BYTES:]
         elif tail:
             self._tail_torn = True
+        if self._tail_torn and not self._newline_in_front:
+            yield from self._before_nuls(fd, position)
 
     def _lines(self, block: bytes) -> Iterator[tuple[int, int, bytes]]:
         for line in block.split(b"\n"):
@@ -217,9 +230,8 @@ class Scanner:
     def _bad_line(self, start: int, line: bytes) -> None:
         if self._bad is not None:
             self._judge_bad(followed_by_record=True)
-        torn = not self._heads_only and len(line) <= MAX_LINE_BYTES and looks_torn(line)
-        self._bad = (start, len(line), torn)
-        if self._heads_only:
+        self._bad = (start, len(line), looks_torn(line))
+        if not self._newline_in_front:
             self._judge_bad(followed_by_record=False)
 
     def _judge_bad(self, *, followed_by_record: bool) -> None:
@@ -244,15 +256,15 @@ class Scanner:
         line.feed(rest)
         if self._bad is not None:
             self._judge_bad(followed_by_record=True)
-        if self._heads_only and line.is_valid():
+        if line.is_valid():
             self.offset = line.start + line.length
             yield line.start, line.length, line.head[CRC_BYTES:]
+        elif self._newline_in_front and line.length <= MAX_LINE_BYTES and looks_torn(line.head):
+            self._bad = (line.start, line.length, True)
         else:
             self._note_damage(Damage(line.start, line.length, "a long line that is no record"))
 
     def _unended_long_line(self) -> Iterator[tuple[int, int, bytes]]:
-        if not self._heads_only:
-            return  # it goes on in the next read
         assert self._long is not None
         if self._long.is_valid():
             yield from self._end_long_line(b"")
@@ -260,6 +272,17 @@ class Scanner:
             self.offset = self._long.start
             self._long = None
             self._tail_torn = True
+
+    def _before_nuls(self, fd: int, end: int) -> Iterator[tuple[int, int, bytes]]:
+        # A file that had grown when the power went has zeros where the bytes did not arrive. The
+        # last record before them may have been whole, but for its newline, long before.
+        cut = last_not_nul(fd, self.offset, end)
+        if self.offset < cut < end:
+            inner = Scanner(self.offset, newline_in_front=False)
+            found = [each for each in inner.read(fd, cut) if each[1] == cut - self.offset]
+            if found:
+                self.offset = cut
+                yield from found
 
     def _note_damage(self, damage: Damage) -> None:
         self.damaged += 1

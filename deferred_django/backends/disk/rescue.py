@@ -92,7 +92,7 @@ def _claimed(
 
 def _adds_in(segment: Segment) -> set[tuple[str, str]]:
     written = set()
-    for _, _, body in records.Scanner(heads_only=True).read(segment.fd):
+    for _, _, body in records.Scanner().read(segment.fd):
         if body.startswith(b"add:"):
             _, task_id, nonce, _ = body.split(b":", 3)
             written.add((task_id.decode("ascii", "replace"), nonce.decode("ascii", "replace")))

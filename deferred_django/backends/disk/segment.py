@@ -81,7 +81,7 @@ class Segment:
         self.path = path
         self.fd = fd
         self.writable = writable
-        self.scanner = records.Scanner(heads_only=True)  # payloads are read when claimed
+        self.scanner = records.Scanner()  # payloads are read when claimed
         self.tasks: dict[str, Entry] = {}
         self.live_bytes = 0
         self.superseded_bytes = 0
@@ -94,6 +94,7 @@ class Segment:
         self.unsynced: list[bytes] = []
         self.unsynced_adds: list[UnsyncedAdd] = []
         """What this process appended through this descriptor since the last fsync."""
+        self.failed_fsyncs = 0
         self.is_synced_free = False
         """Its last owner's writes are durable: it was fsynced when nobody owned it."""
 

@@ -112,6 +112,7 @@ class TasksStorage:
         A web process that showed a status page once would else pin the space of erased files.
         """
         with self._mutex:
+            self._claims.settle()
             self._segments.refresh()
             try:
                 yield
@@ -136,6 +137,7 @@ class TasksStorage:
     ) -> list[tuple[Entry, bytes]]:
         """Claim due tasks; see :meth:`Backend.claim_tasks`. Each comes with its payload."""
         with self._mutex:
+            self._claims.settle()
             if not self._claiming:
                 self._claiming = True
                 self._segments.close()  # what was read for a look is not in the index
@@ -174,7 +176,7 @@ class TasksStorage:
     def complete(self, entry: Entry) -> None:
         """Write the task's ``rem`` and let go of it."""
         self._append(entry, log_records.rem(entry.id, entry.nonce))
-        self._finish(entry)
+        self._claims.finish(entry)
 
     def reschedule(self, entry: Entry, payload: bytes, publish_at: float) -> None:
         """Write the task anew behind its old record, and only then let go of that."""
@@ -182,8 +184,10 @@ class TasksStorage:
         record = log_records.add(
             entry.id, nonce, _to_ms(publish_at), entry.priority, entry.queue, payload
         )
-        self._append(entry, record, UnsyncedAdd(entry.id, nonce, record))
-        self._finish(entry)
+        with self._mutex:
+            self._appends.append_add(entry.segment, UnsyncedAdd(entry.id, nonce, record))
+        self._syncer.soon()
+        self._claims.finish(entry)
 
     def release(self, entry: Entry, *, hold: bool) -> None:
         """Put the task back; a start of this claim does not count."""
@@ -194,21 +198,9 @@ class TasksStorage:
             with self._mutex:
                 self._claims.give_back(entry)
 
-    def _append(self, entry: Entry, record: bytes, added: UnsyncedAdd | None = None) -> None:
-        segment = entry.segment
-        files.append_record(segment.fd, record)  # the claim keeps the descriptor open
-        with self._mutex:
-            if added is not None:
-                segment.unsynced_adds.append(added)
-            else:
-                segment.unsynced.append(record)
+    def _append(self, entry: Entry, record: bytes) -> None:
+        self._appends.append(entry.segment, record)  # the claim keeps the descriptor open
         self._syncer.soon()
-
-    def _finish(self, entry: Entry) -> None:
-        with self._mutex:
-            entry.gone = True
-            entry.segment.forget(entry)
-            self._claims.let_go(entry)
 
     def remove(self, task_id: str) -> bool:
         """Drop a pending task, durably; ``False`` if there is none or it is claimed."""
@@ -246,6 +238,10 @@ class TasksStorage:
     def sync(self) -> None:
         """Make durable all that this process appended; ``OSError`` if that is not possible."""
         self._writer.sync()
+        if self._appends.sync(free_ones=self._claiming) is None:
+            return
+        # What that may have lost is set aside to be written anew: do it, and look again.
+        self._writer.sync()
         error = self._appends.sync(free_ones=self._claiming)
         if error is not None:
             raise error
@@ -259,6 +255,7 @@ class TasksStorage:
     def maintain(self) -> None:
         """Erase drained segments, compact mostly dead ones, remove what killed processes left."""
         with self._mutex:
+            self._claims.settle()
             self._segments.refresh(self._waiter.watch)
             for segment in self._segments.segments():
                 try:
@@ -276,12 +273,13 @@ class TasksStorage:
         self._syncer.stop()
         try:
             if os.path.isdir(self.names.path):
-                self._writer.close()
-                error = self._appends.sync(free_ones=self._claiming)
-                if error is not None:
-                    raise error
+                try:
+                    self.sync()
+                finally:
+                    self._writer.close()
         finally:
             with self._mutex:
+                self._claims.settle()
                 self._claiming = False
                 self._segments.close()
                 self._index.clear()

@@ -24,6 +24,24 @@ class WorkerAppends:
         self._mutex = mutex
         self._rescue = rescue
 
+    def append(self, segment: Segment, record: bytes) -> None:
+        """Append a ``run``, ``end`` or ``rem``. Needs no mutex.
+
+        An fsync that fails between the write and the note of it may have lost the write, though
+        the next one succeeds. Such a record is appended again; to repeat it does no harm.
+        """
+        failures = segment.failed_fsyncs
+        files.append_record(segment.fd, record)
+        segment.unsynced.append(record)
+        if segment.failed_fsyncs != failures:
+            files.append_record(segment.fd, record)
+            segment.unsynced.append(record)
+
+    def append_add(self, segment: Segment, added: UnsyncedAdd) -> None:
+        """Append a retry, under the mutex: what fails to be synced has it in its list."""
+        files.append_record(segment.fd, added.record)
+        segment.unsynced_adds.append(added)
+
     def sync(self, *, free_ones: bool) -> OSError | None:
         """Fsync what was appended; with ``free_ones`` also, once, what a dead owner left unsynced.
 
@@ -36,7 +54,7 @@ class WorkerAppends:
             except OSError as error:
                 failed = error
                 logger.error("%s: what was appended is not durable: %s", segment.path, error)
-                self._repeat(segment, appended, adds)
+                self._set_right(segment, appended, adds)
             finally:
                 with self._mutex:
                     segment.users -= 1
@@ -57,17 +75,20 @@ class WorkerAppends:
                     segment.unsynced, segment.unsynced_adds = [], []
         return jobs
 
-    def _repeat(self, segment: Segment, appended: list[bytes], adds: list[UnsyncedAdd]) -> None:
+    def _set_right(self, segment: Segment, appended: list[bytes], adds: list[UnsyncedAdd]) -> None:
         """A failed fsync is a lost write: removals are appended again, tasks move elsewhere."""
-        segment.is_synced_free = False
+        segment.failed_fsyncs += 1  # before the lists are taken: see append()
+        with self._mutex:
+            segment.is_synced_free = False
+            appended = appended + segment.unsynced
+            adds = adds + segment.unsynced_adds
+            segment.unsynced, segment.unsynced_adds = appended, []
         if not files.is_at_path(segment.fd, segment.path):
             return  # replaced: a compaction made what it copied durable
         try:
             files.append_record(segment.fd, b"".join(appended) or b"\n")
         except OSError as error:
             logger.error("%s: %s", segment.path, error)
-        with self._mutex:
-            segment.unsynced = appended + segment.unsynced
         if adds:
             # On a descriptor of its own: this process's claims are no obstacle to themselves.
             own = Segment.open(segment.name, segment.path)
