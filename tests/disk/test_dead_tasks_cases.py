@@ -112,8 +112,17 @@ def test_a_missing_newline_is_durable_before_the_next_record(
     os.truncate(path, path.stat().st_size - 1)
     calls: list[bytes | str] = []
     real_write, real_fsync = files.write, files.fsync
-    monkeypatch.setattr(files, "write", lambda fd, data: calls.append(data) or real_write(fd, data))
-    monkeypatch.setattr(files, "fsync", lambda fd: calls.append("fsync") or real_fsync(fd))
+
+    def write(fd: int, data: bytes) -> int:
+        calls.append(data)
+        return real_write(fd, data)
+
+    def fsync(fd: int) -> None:
+        calls.append("fsync")
+        real_fsync(fd)
+
+    monkeypatch.setattr(files, "write", write)
+    monkeypatch.setattr(files, "fsync", fsync)
     store.add("c", record("c"))
     assert calls == [b"\n", "fsync", line("c"), "fsync"]
 
