@@ -53,5 +53,12 @@ class Housekeeper:
         now = time.monotonic()
         if self._idle_since is None:
             self._idle_since = now
-        elif now - self._idle_since >= connections.IDLE_SECONDS and connections.opened_for_async():
-            event_loop.process_loop().run(connections.close_for_async)
+        elif now - self._idle_since >= connections.IDLE_SECONDS:
+            close_for_async()
+
+
+def close_for_async() -> None:
+    """Close the connections of the thread behind async tasks. Only while none of them runs."""
+    loop = event_loop.process_loop()
+    if loop.started and connections.opened_for_async():
+        loop.run(connections.close_for_async)

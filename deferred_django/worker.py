@@ -16,7 +16,7 @@ from deferred_django import event_loop, logs
 from deferred_django.backends.base import ClaimedTask
 from deferred_django.execution import Outcome, execute
 from deferred_django.hold import Abandoned, Hold
-from deferred_django.housekeeping import Housekeeper
+from deferred_django.housekeeping import Housekeeper, close_for_async
 from deferred_django.pool import Bell, Pool
 from deferred_django.quarantine import Quarantine
 from deferred_django.queue import Queue
@@ -265,6 +265,7 @@ class Worker:
         self._guarded("Ending the work on the store", self._backend.worker_stopped)
         if not self.left_running:
             self._pool.join(1.0)
+            self._guarded("Closing database connections", close_for_async)
 
     @staticmethod
     def _guarded(doing: str, action: Callable[[], object]) -> None:
