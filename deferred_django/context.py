@@ -31,11 +31,12 @@ def _refuse_constant(name: str) -> Any:
 _from_json = json.JSONDecoder(parse_constant=_refuse_constant).decode
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TaskContext:
     """One call of a task: which, with what, and what has happened to it since.
 
-    Shares nothing with the caller's objects. ``dataclasses.replace`` makes a changed one.
+    Shares nothing with the caller's objects. Not to be changed: ``dataclasses.replace`` makes
+    another one. (It is not ``frozen`` because that would triple the cost of making it.)
     """
 
     task: str

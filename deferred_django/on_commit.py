@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from django.db import DEFAULT_DB_ALIAS, connections
 
 from deferred_django.context import TaskContext
+from deferred_django.options import EnqueueOptions
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("deferred_django")
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, eq=False)
 class EnqueueOnCommit:
     """One enqueue, ready to be written: the hook that a transaction calls after its commit."""
 
@@ -103,14 +104,27 @@ def _in_atomic_block() -> list[BaseDatabaseWrapper]:
     return found
 
 
-def enqueue_or_hold(enqueue: EnqueueOnCommit, on_commit: bool | str) -> str:
+def enqueue_or_hold(
+    target: Queue,
+    context: TaskContext,
+    task_id: str,
+    publish_at: float | None,
+    options: EnqueueOptions,
+) -> str:
     """Enqueue now, or at the commit of the transaction around the call; return the id.
 
     What is held is dropped by a rollback of its block or savepoint.
     """
-    transaction = current_transaction(on_commit)
+    transaction = current_transaction(options.on_commit)
     if transaction is None:
-        return enqueue.write()
-    enqueue.context.to_bytes()  # an oversized record is the caller's error, not the commit's
-    transaction.on_commit(enqueue, robust=True)
-    return enqueue.task_id
+        return target.enqueue(
+            context,
+            task_id=task_id,
+            publish_at=publish_at,
+            queue=options.queue,
+            priority=options.priority,
+        )
+    context.to_bytes()  # an oversized record is the caller's error, not the commit's
+    hook = EnqueueOnCommit(target, context, task_id, publish_at, options.queue, options.priority)
+    transaction.on_commit(hook, robust=True)
+    return task_id

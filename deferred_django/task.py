@@ -13,8 +13,9 @@ from asgiref.sync import markcoroutinefunction, sync_to_async
 from deferred_django import ids, naming, registry
 from deferred_django.context import TaskContext
 from deferred_django.exceptions import UnknownTask
-from deferred_django.on_commit import EnqueueOnCommit, enqueue_or_hold
+from deferred_django.on_commit import enqueue_or_hold
 from deferred_django.options import EnqueueOptions
+from deferred_django.queue import Queue
 from deferred_django.retry import RetryInterval, RetryPolicy
 from deferred_django.signatures import CallChecker
 
@@ -68,7 +69,7 @@ class DeferredTask(Generic[P, R]):
         carried, ``ValueError`` for an unsaved model instance or a record over 64 MiB, ``OSError``
         if the store could not be written. Nothing is enqueued then.
         """
-        return enqueue_or_hold(_prepare(self, self._options, args, kwargs), self._options.on_commit)
+        return enqueue_or_hold(*_prepare(self, self._options, args, kwargs))
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """:meth:`enqueue` without holding up the event loop while the store is written.
@@ -79,7 +80,7 @@ class DeferredTask(Generic[P, R]):
         may be enqueued all the same.
         """
         prepared = _prepare(self, self._options, args, kwargs)
-        return await sync_to_async(enqueue_or_hold)(prepared, self._options.on_commit)
+        return await sync_to_async(enqueue_or_hold)(*prepared)
 
     def using(
         self,
@@ -129,13 +130,12 @@ class BoundTask(Generic[P, R]):
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """As :meth:`DeferredTask.enqueue`, with these options."""
-        prepared = _prepare(self._task, self._options, args, kwargs)
-        return enqueue_or_hold(prepared, self._options.on_commit)
+        return enqueue_or_hold(*_prepare(self._task, self._options, args, kwargs))
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """As :meth:`DeferredTask.aenqueue`, with these options."""
         prepared = _prepare(self._task, self._options, args, kwargs)
-        return await sync_to_async(enqueue_or_hold)(prepared, self._options.on_commit)
+        return await sync_to_async(enqueue_or_hold)(*prepared)
 
     def using(
         self,
@@ -165,19 +165,13 @@ def _prepare(
     options: EnqueueOptions,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-) -> EnqueueOnCommit:
-    """Check and encode one call, so that it only remains to be written."""
+) -> tuple[Queue, TaskContext, str, float | None, EnqueueOptions]:
+    """Check and encode one call: what :func:`enqueue_or_hold` takes to write it."""
     checker = task._call_checker
     checker.check(task.name, args, kwargs)
     _require_importable(task)
-    return EnqueueOnCommit(
-        target=registry.get_queue(),
-        context=TaskContext.build(task.name, args, kwargs, names=checker.names),
-        task_id=ids.new_id(),
-        publish_at=options.due_at(),
-        queue=options.queue,
-        priority=options.priority,
-    )
+    context = TaskContext.build(task.name, args, kwargs, names=checker.names)
+    return registry.get_queue(), context, ids.new_id(), options.due_at(), options
 
 
 # -- names -----------------------------------------------------------------------------------

@@ -56,6 +56,17 @@ def add(
     return _framed(head + records.escape(payload))
 
 
+def names_in_add(record: bytes) -> tuple[str, str]:
+    """The id and the nonce in what :func:`add` returned."""
+    return names_in(record[1 + records.CRC_BYTES :])
+
+
+def names_in(body: bytes) -> tuple[str, str]:
+    """The id and the nonce in the body of a record."""
+    _, task_id, nonce, _ = body.split(b":", 3)
+    return task_id.decode("ascii"), nonce.decode("ascii")
+
+
 def run(task_id: str, nonce: str, run: Run) -> bytes:
     """The bytes to append when a task starts."""
     return _framed(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from deferred_django import ids
 from deferred_django.backends.disk import files, locks, records
 from deferred_django.backends.disk.names import StoreNames
-from deferred_django.backends.disk.segment import Segment, UnsyncedAdd
+from deferred_django.backends.disk.segment import Segment
 
 ADOPT_TRIES = 16
 MAKE_TRIES = 100
@@ -31,7 +31,7 @@ class OwnedSegment:
     added_bytes: int = 0
     durable: int = 0
     """How many of the ``added`` an fsync has covered."""
-    unsynced: list[UnsyncedAdd] = field(default_factory=list)
+    unsynced: list[bytes] = field(default_factory=list)
     unsynced_bytes: int = 0
     used_at: float = field(default_factory=time.monotonic)
     error: OSError | None = None

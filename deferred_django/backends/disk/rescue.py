@@ -12,14 +12,14 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 
 from deferred_django.backends.disk import files, log_records, records
-from deferred_django.backends.disk.segment import Entry, Segment, UnsyncedAdd
+from deferred_django.backends.disk.segment import Entry, Segment
 
 
 class Rescue:
     """The unsynced adds of one segment on their way to another."""
 
     def __init__(
-        self, segment: Segment, batch: list[UnsyncedAdd], *, close_when_done: bool = False
+        self, segment: Segment, batch: list[bytes], *, close_when_done: bool = False
     ) -> None:
         """``segment`` is on a descriptor of its own, on which this process holds no claims."""
         self._segment = segment
@@ -36,7 +36,7 @@ class Rescue:
         """The file that the adds may have been lost from."""
         return self._segment.path
 
-    def proceed(self, write_anew: Callable[[list[UnsyncedAdd]], None]) -> bool:
+    def proceed(self, write_anew: Callable[[list[bytes]], None]) -> bool:
         """Move what can be moved; ``True`` when nothing is left.
 
         ``write_anew`` makes the adds durable in another segment. If it raises, nothing has
@@ -52,7 +52,7 @@ class Rescue:
         return not running
 
 
-def withdraw(segment: Segment, batch: list[UnsyncedAdd]) -> None:
+def withdraw(segment: Segment, batch: list[bytes]) -> None:
     """Remove adds that were refused to their callers, except those that somebody runs already."""
     with _claimed(segment, batch) as (held, _, _):
         _remove(segment, (entry for _, entry in held))
@@ -60,23 +60,24 @@ def withdraw(segment: Segment, batch: list[UnsyncedAdd]) -> None:
 
 @contextlib.contextmanager
 def _claimed(
-    segment: Segment, batch: list[UnsyncedAdd]
-) -> Iterator[tuple[list[tuple[UnsyncedAdd, Entry]], list[UnsyncedAdd], list[UnsyncedAdd]]]:
+    segment: Segment, batch: list[bytes]
+) -> Iterator[tuple[list[tuple[bytes, Entry]], list[bytes], list[bytes]]]:
     """Claim the adds of ``batch``: yield (claimed with their entries, lost, claimed elsewhere).
 
     *Lost* are those whose bytes the file does not show any more.
     """
     segment.read_on()
     written = _adds_in(segment)
-    held: list[tuple[UnsyncedAdd, Entry]] = []
-    lost: list[UnsyncedAdd] = []
-    running: list[UnsyncedAdd] = []
+    held: list[tuple[bytes, Entry]] = []
+    lost: list[bytes] = []
+    running: list[bytes] = []
     locked: list[Entry] = []
     try:
         for added in batch:
-            entry = segment.tasks.get(added.id)
-            if entry is None or entry.nonce != added.nonce:
-                if (added.id, added.nonce) not in written:
+            task_id, nonce = log_records.names_in_add(added)
+            entry = segment.tasks.get(task_id)
+            if entry is None or entry.nonce != nonce:
+                if (task_id, nonce) not in written:
                     lost.append(added)
             elif files.try_lock(segment.fd, entry.offset, entry.length):
                 locked.append(entry)
@@ -94,8 +95,7 @@ def _adds_in(segment: Segment) -> set[tuple[str, str]]:
     written = set()
     for _, _, body in records.Scanner().read(segment.fd):
         if body.startswith(b"add:"):
-            _, task_id, nonce, _ = body.split(b":", 3)
-            written.add((task_id.decode("ascii", "replace"), nonce.decode("ascii", "replace")))
+            written.add(log_records.names_in(body))
     return written
 
 

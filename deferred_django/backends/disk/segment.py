@@ -5,19 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from typing import Final, NamedTuple
+from typing import Final
 
 from deferred_django.backends.disk import files, log_records, records
 from deferred_django.backends.disk.log_records import Run
-
-
-class UnsyncedAdd(NamedTuple):
-    """An ``add`` that no fsync has covered yet, as it was appended."""
-
-    id: str
-    nonce: str
-    record: bytes
-
 
 _OPS: Final = frozenset((b"run", b"end", b"rem"))
 _NO_RUNS: Final[tuple[Run, ...]] = ()
@@ -92,7 +83,7 @@ class Segment:
         self.users = 0
         """Claims of this process and calls under way: the descriptor stays open for them."""
         self.unsynced: list[bytes] = []
-        self.unsynced_adds: list[UnsyncedAdd] = []
+        self.unsynced_adds: list[bytes] = []
         """What this process appended through this descriptor since the last fsync."""
         self.failed_fsyncs = 0
         self.is_synced_free = False

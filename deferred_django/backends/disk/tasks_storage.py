@@ -21,7 +21,7 @@ from deferred_django.backends.disk.claims import Claims, payload_of, survey
 from deferred_django.backends.disk.due_index import DueIndex
 from deferred_django.backends.disk.log_records import Run
 from deferred_django.backends.disk.names import StoreNames
-from deferred_django.backends.disk.segment import Entry, Segment, UnsyncedAdd
+from deferred_django.backends.disk.segment import Entry, Segment
 from deferred_django.backends.disk.segment_set import SegmentSet
 from deferred_django.backends.disk.syncer import Syncer
 from deferred_django.backends.disk.waiter import Waiter
@@ -80,7 +80,7 @@ class TasksStorage:
         log_records.check_fields(task_id, queue, priority)
         nonce = ids.new_nonce()
         record = log_records.add(task_id, nonce, _to_ms(publish_at), priority, queue, payload)
-        self._writer.append(task_id, nonce, record)
+        self._writer.append(record)
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -185,7 +185,7 @@ class TasksStorage:
             entry.id, nonce, _to_ms(publish_at), entry.priority, entry.queue, payload
         )
         with self._mutex:
-            self._appends.append_add(entry.segment, UnsyncedAdd(entry.id, nonce, record))
+            self._appends.append_add(entry.segment, record)
         self._syncer.soon()
         self._claims.finish(entry)
 

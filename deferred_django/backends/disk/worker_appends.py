@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from deferred_django.backends.disk import files, locks
 from deferred_django.backends.disk.rescue import Rescue
-from deferred_django.backends.disk.segment import Segment, UnsyncedAdd
+from deferred_django.backends.disk.segment import Segment
 from deferred_django.backends.disk.segment_set import SegmentSet
 
 logger = logging.getLogger("deferred_django.disk")
@@ -37,10 +37,10 @@ class WorkerAppends:
             files.append_record(segment.fd, record)
             segment.unsynced.append(record)
 
-    def append_add(self, segment: Segment, added: UnsyncedAdd) -> None:
+    def append_add(self, segment: Segment, record: bytes) -> None:
         """Append a retry, under the mutex: what fails to be synced has it in its list."""
-        files.append_record(segment.fd, added.record)
-        segment.unsynced_adds.append(added)
+        files.append_record(segment.fd, record)
+        segment.unsynced_adds.append(record)
 
     def sync(self, *, free_ones: bool) -> OSError | None:
         """Fsync what was appended; with ``free_ones`` also, once, what a dead owner left unsynced.
@@ -60,7 +60,7 @@ class WorkerAppends:
                     segment.users -= 1
         return failed
 
-    def _jobs(self, *, free_ones: bool) -> list[tuple[Segment, list[bytes], list[UnsyncedAdd]]]:
+    def _jobs(self, *, free_ones: bool) -> list[tuple[Segment, list[bytes], list[bytes]]]:
         jobs = []
         with self._mutex:
             for segment in self._segments.all_open():
@@ -75,7 +75,7 @@ class WorkerAppends:
                     segment.unsynced, segment.unsynced_adds = [], []
         return jobs
 
-    def _set_right(self, segment: Segment, appended: list[bytes], adds: list[UnsyncedAdd]) -> None:
+    def _set_right(self, segment: Segment, appended: list[bytes], adds: list[bytes]) -> None:
         """A failed fsync is a lost write: removals are appended again, tasks move elsewhere."""
         segment.failed_fsyncs += 1  # before the lists are taken: see append()
         with self._mutex:

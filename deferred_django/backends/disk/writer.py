@@ -17,7 +17,6 @@ from deferred_django.backends.disk import files, ownership
 from deferred_django.backends.disk.names import StoreNames
 from deferred_django.backends.disk.ownership import OwnedSegment
 from deferred_django.backends.disk.rescue import Rescue, withdraw
-from deferred_django.backends.disk.segment import UnsyncedAdd
 
 logger = logging.getLogger("deferred_django.disk")
 
@@ -67,14 +66,14 @@ class SegmentWriter:
 
     # -- appending -----------------------------------------------------------------------------
 
-    def append(self, task_id: str, nonce: str, record: bytes) -> None:
+    def append(self, record: bytes) -> None:
         """Append an ``add``. On return it survives this process; the disk has it after a sync.
 
         With ``sync_each`` the disk has it on return. After an ``OSError`` the task is not in the
         store.
         """
         with self._mutex:
-            segment = self._append(UnsyncedAdd(task_id, nonce, record))
+            segment = self._append(record)
             number = segment.added
         self._sync_soon()
         if self._sync_each:
@@ -82,7 +81,7 @@ class SegmentWriter:
         elif segment.unsynced_bytes > UNSYNCED_BYTES:
             self.sync()
 
-    def _append(self, added: UnsyncedAdd) -> OwnedSegment:
+    def _append(self, record: bytes) -> OwnedSegment:
         segment = self._current
         if segment is None:
             segment = self._current = ownership.open_segment(
@@ -91,13 +90,13 @@ class SegmentWriter:
                 room_below=int(self._limit * ADOPT_BELOW),
                 distrusted=self._distrusted,
             )
-        files.append_record(segment.fd, added.record)
-        size = len(added.record)
+        files.append_record(segment.fd, record)
+        size = len(record)
         segment.size += size
         segment.added += 1
         segment.added_bytes += size
         segment.unsynced_bytes += size
-        segment.unsynced.append(added)
+        segment.unsynced.append(record)
         if segment.size > self._limit:
             self._rotate(segment)
         return segment
@@ -183,7 +182,7 @@ class SegmentWriter:
                         self._rotate(segment)
         return errors
 
-    def _give_up(self, segment: OwnedSegment, batch: list[UnsyncedAdd], error: OSError) -> None:
+    def _give_up(self, segment: OwnedSegment, batch: list[bytes], error: OSError) -> None:
         """A failed fsync is a lost write, whatever a later one says: this file is done with.
 
         It stays owned (the newest few are), so that nobody appends to it again.
@@ -225,13 +224,13 @@ class SegmentWriter:
                 self._rescues.remove(rescue)
         return None
 
-    def _write_anew(self, batch: list[UnsyncedAdd]) -> None:
+    def _write_anew(self, batch: list[bytes]) -> None:
         """Append and fsync all of the batch; after an ``OSError`` none of it is left anywhere."""
         used: set[OwnedSegment] = set()
         try:
             with self._mutex:
-                for added in batch:
-                    used.add(self._append(added))
+                for record in batch:
+                    used.add(self._append(record))
             errors = self._sync_all()
             for segment in used & errors.keys():
                 raise errors[segment]
