@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,8 +20,23 @@ from deferred_django.backends.base import MAX_RECORD_BYTES
 from deferred_django.references import NotCarriedError
 
 VERSION = 1
-# The encoded values are a tree of our own making: nothing in it can be circular.
-_to_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False).encode
+
+
+def _make_to_json() -> Callable[[Any], str]:
+    # The encoded values are a tree of our own making: nothing in it can be circular.
+    encoder = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False)
+    make: Any = getattr(json.encoder, "c_make_encoder", None)
+    escape = getattr(json.encoder, "encode_basestring_ascii", None)
+    try:
+        # JSONEncoder.encode makes this at each call, which takes longer than the encoding itself.
+        compiled = make(None, encoder.default, escape, None, ":", ",", False, False, False)
+        "".join(compiled({"a": [1, "b"]}, 0))
+    except TypeError:  # another Python's, or none
+        return encoder.encode
+    return lambda values: "".join(compiled(values, 0))
+
+
+_to_json = _make_to_json()
 
 
 def _refuse_constant(name: str) -> Any:
@@ -76,8 +91,9 @@ class TaskContext:
         name = ""
         encoded: list[Any] = []
         try:
+            encode = codec.encode
             for value in args:
-                encoded.append(codec.encode(value))  # noqa: PERF401 - its length is the position
+                encoded.append(encode(value))  # noqa: PERF401 - its length is the position
             encoded_kwargs = {}
             for name, value in kwargs.items():
                 if codec.encode(name) != name:

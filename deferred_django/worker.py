@@ -103,6 +103,7 @@ class Worker:
         try:
             self._pool.start()
             housekeeper.start()
+            self._backend.wait(0)  # a store is watched from the first wait on
             while not self._stop:
                 try:
                     reached = self._step()

@@ -29,10 +29,11 @@ class OwnedSegment:
     size: int = 0
     added: int = 0
     added_bytes: int = 0
+    """What the syncs so far were of; not yet that of ``unsynced``."""
+    synced_size: int = 0
     durable: int = 0
     """How many of the ``added`` an fsync has covered."""
     unsynced: list[bytes] = field(default_factory=list)
-    unsynced_bytes: int = 0
     used_at: float = field(default_factory=time.monotonic)
     error: OSError | None = None
     """Why it is not trusted any more."""
@@ -82,7 +83,7 @@ def _adopt(names: StoreNames, room_below: int, distrusted: Collection[str]) -> O
         segment = _own(name, path, fd)
         if segment is None:
             continue
-        segment.size = os.fstat(fd).st_size
+        segment.size = segment.synced_size = os.fstat(fd).st_size
         if _look_at_tail(segment):
             return segment
         segment.release()

@@ -78,7 +78,7 @@ class SegmentWriter:
         self._sync_soon()
         if self._sync_each:
             self._sync_through(segment, number)
-        elif segment.unsynced_bytes > UNSYNCED_BYTES:
+        elif segment.size - segment.synced_size > UNSYNCED_BYTES:
             self.sync()
 
     def _append(self, record: bytes) -> OwnedSegment:
@@ -91,11 +91,8 @@ class SegmentWriter:
                 distrusted=self._distrusted,
             )
         files.append_record(segment.fd, record)
-        size = len(record)
-        segment.size += size
+        segment.size += len(record)
         segment.added += 1
-        segment.added_bytes += size
-        segment.unsynced_bytes += size
         segment.unsynced.append(record)
         if segment.size > self._limit:
             self._rotate(segment)
@@ -109,7 +106,8 @@ class SegmentWriter:
         """
         self._retired.append(segment)
         self._current = None
-        finished = max(0, segment.size - segment.added_bytes) / _FINISHED_BYTES
+        added_bytes = segment.added_bytes + sum(map(len, segment.unsynced))
+        finished = max(0, segment.size - added_bytes) / _FINISHED_BYTES
         if finished < segment.added / 3:
             self._limit = min(self._limit * GROWTH, MAX_ROTATE_BYTES)
         else:
@@ -158,7 +156,8 @@ class SegmentWriter:
                 jobs.append((self._current, False))
             batches = [(segment.unsynced, segment.added) for segment, _ in jobs]
             for segment, _ in jobs:
-                segment.unsynced, segment.unsynced_bytes = [], 0
+                segment.added_bytes += sum(map(len, segment.unsynced))
+                segment.unsynced, segment.synced_size = [], segment.size
             self._retired = []
         errors: dict[OwnedSegment, OSError] = {}
         for (segment, retired), (batch, added) in zip(jobs, batches, strict=True):
