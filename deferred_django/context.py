@@ -2,9 +2,9 @@
 
 The bytes are one JSON object in ASCII without a raw newline, for example
 ``{"v":1,"task":"shop.tasks.send","at":1792888200.25,"args":[7],"kwargs":{}}``; arguments have the
-form of :mod:`deferred_django.codec`. ``attempts``, ``user``, ``unknown_since`` and ``put_backs``
-are there when they say something. ``v`` is raised when older code could no longer read what is
-written.
+form of :mod:`deferred_django.codec`. ``attempts``, ``user``, ``unknown_since``, ``put_backs`` and
+``priority`` are there when they say something. ``v`` is raised when older code could no longer
+read what is written.
 """
 
 from __future__ import annotations
@@ -70,6 +70,8 @@ class TaskContext:
     """Since when (unix seconds) no worker could import the task."""
     put_backs: int = 0
     """How often it was put back because no worker could import the task."""
+    priority: int = 0
+    """Of a dead task: the priority that it had, for when it is run again."""
 
     @classmethod
     def build(
@@ -140,6 +142,8 @@ class TaskContext:
             values["unknown_since"] = self.unknown_since
         if self.put_backs:
             values["put_backs"] = self.put_backs
+        if self.priority:
+            values["priority"] = self.priority
         data = _to_json(values).encode("ascii")
         if len(data) > MAX_RECORD_BYTES:
             raise ValueError(
@@ -176,6 +180,7 @@ class TaskContext:
             values.get("user", {}),
             values.get("unknown_since"),
             values.get("put_backs", 0),
+            values.get("priority", 0),
         )
 
 
@@ -190,6 +195,7 @@ _OPTIONAL: tuple[tuple[str, tuple[type, ...]], ...] = (
     ("user", (dict,)),
     ("unknown_since", (int, float)),
     ("put_backs", (int,)),
+    ("priority", (int,)),
 )
 
 

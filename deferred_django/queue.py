@@ -192,6 +192,8 @@ class Queue:
         guard: Guard,
     ) -> None:
         if claim not in self._handed_over:
+            if claim.priority and context is not None:
+                data = replace(context, priority=claim.priority).to_bytes()
             self.backend.add_dead_task(
                 claim.id,
                 data,
@@ -213,19 +215,25 @@ class Queue:
     ) -> list[str]:
         """Enqueue dead tasks again, due now; return the ids that were there.
 
-        Each keeps its id and queue and begins anew, with no attempt used. It is durably pending
-        before it leaves the dead tasks, and of two callers one gets it.
+        Each keeps its id, queue and priority and begins anew, with no attempt used. It is durably
+        pending before it leaves the dead tasks, and of two callers one gets it.
         """
         return self.backend.take_dead_tasks(ids, self._enqueue_again, progress=progress)
 
     def _enqueue_again(self, record: DeadTaskRecord) -> None:
         data = record["context"]
+        priority = 0
         try:
             context = TaskContext.from_bytes(data)
         except ValueError:
             pass  # bytes that cannot be read die again with the same reason; the rest goes on
         else:
-            data = replace(
-                context, attempts=0, enqueued_at=time.time(), unknown_since=None, put_backs=0
+            priority = context.priority
+            data = TaskContext(
+                context.task,
+                context.args,
+                context.kwargs,
+                enqueued_at=time.time(),
+                user_context=context.user_context,
             ).to_bytes()
-        self.backend.add_task(data, task_id=record["id"], queue=record["queue"])
+        self.backend.add_task(data, task_id=record["id"], queue=record["queue"], priority=priority)

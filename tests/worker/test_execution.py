@@ -281,10 +281,11 @@ def test_a_hold_that_was_taken_prevents_every_further_call(
 
 
 def test_a_retried_dead_task_begins_anew(queue: Queue, backend: MemoryBackend) -> None:
-    task_id = add(backend, tasks.fail_strangely, "ValueError", queue="mail")
+    task_id = add(backend, tasks.fail_strangely, "ValueError", queue="mail", priority=7)
     run_all(queue)
     old = TaskContext.from_bytes(backend.dead[task_id]["context"])
     assert queue.retry_dead_tasks([task_id, "gone"]) == [task_id]
+    assert backend.tasks[task_id].priority == 7
     assert backend.dead == {}
     task = backend.tasks[task_id]
     context = TaskContext.from_bytes(task.context)
