@@ -58,10 +58,15 @@ def run_attempt(
     failure = None
     if error is not None:
         error = BaseException.with_traceback(error, _without_own_frames(error.__traceback__))
-        failure = error, own.run(current.decision.wait, error)
+        failure = error, own.run(_wait_after, error, current)
     if check_connections:
         connections.after_task()
     return failure
+
+
+def _wait_after(error: BaseException, current: CurrentTask) -> float | None:
+    with running(current):
+        return current.decision.wait(error)
 
 
 def _run_sync(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
@@ -61,11 +59,17 @@ def current_task() -> CurrentTask:
         raise RuntimeError("current_task() was called outside a task") from None
 
 
-@contextlib.contextmanager
-def running(current: CurrentTask) -> Iterator[CurrentTask]:
-    """Make ``current`` the current task of this thread's (or coroutine's) context inside."""
-    token = _current.set(current)
-    try:
-        yield current
-    finally:
-        _current.reset(token)
+class running:  # noqa: N801 - used as contextlib's own context managers are
+    """Make a task the current one of this thread's (or coroutine's) context inside the block."""
+
+    __slots__ = ("_current", "_token")
+
+    def __init__(self, current: CurrentTask) -> None:
+        self._current = current
+
+    def __enter__(self) -> CurrentTask:
+        self._token = _current.set(self._current)
+        return self._current
+
+    def __exit__(self, *error: object) -> None:
+        _current.reset(self._token)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Callable
 
 from deferred_django import logs
@@ -71,15 +72,17 @@ def execute(
         return Outcome.NOT_STARTED
     hold.check()
 
+    attempt = context.attempts + 1
     current = CurrentTask(
-        claim.id,
-        context.task,
-        context.attempts + 1,
-        RetryDecision(task.retry_policy, context.attempts + 1),
+        claim.id, context.task, attempt, RetryDecision(task.retry_policy, attempt)
     )
     failure = run_attempt(task, context, current, loop=loop, check_connections=check_connections)
     if failure is None:
-        _settle(hold, lambda: _complete(queue, claim, hold))
+        try:  # the hot path: the store works
+            with hold.ending:
+                queue.complete(claim)
+        except OSError as error:
+            _settle(hold, functools.partial(_complete, queue, claim, hold), error)
         return Outcome.SUCCEEDED
     return _end_failed(queue, claim, context, failure, hold)
 
@@ -89,20 +92,25 @@ def _complete(queue: Queue, claim: ClaimedTask, hold: Hold) -> None:
         queue.complete(claim)
 
 
-def _settle(hold: Hold, write: Callable[[], object]) -> None:
-    """Write an outcome; if that fails, keep it and try again. The task is not run again."""
+def _settle(hold: Hold, write: Callable[[], object], failed: Exception | None = None) -> None:
+    """Write an outcome; if that fails, keep it and try again. The task is not run again.
+
+    ``failed`` is what the first try has already failed with.
+    """
     pause = FIRST_PAUSE
     while True:
-        try:
-            write()
-        except Abandoned:
-            raise
-        except Exception as error:  # of the store; anything else must not lose the outcome either
-            logs.store_error("Recording the outcome of a task", error)
-            hold.pause(pause, error)
-            pause = min(pause * 2, LONGEST_PAUSE)
-        else:
-            return
+        if failed is None:
+            try:
+                write()
+                return
+            except Abandoned:
+                raise
+            except Exception as error:  # of the store; any other must not lose the outcome either
+                failed = error
+        logs.store_error("Recording the outcome of a task", failed)
+        hold.pause(pause, failed)
+        pause = min(pause * 2, LONGEST_PAUSE)
+        failed = None
 
 
 def _end_failed(

@@ -91,6 +91,7 @@ class _Ending:
     def __exit__(
         self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None
     ) -> None:
+        hold = self._hold
         if kind is None:
-            self._hold.claim = None
-        self._hold.__exit__(kind, error, traceback)
+            hold.claim = None
+        hold._lock.release()

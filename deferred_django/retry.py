@@ -123,7 +123,8 @@ class RetryDecision:
     def __init__(self, policy: RetryPolicy, attempt: int) -> None:
         self._policy = policy
         self._attempt = attempt
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._deciding = False
         self._answer: tuple[float | None] | None = None
 
     def wait(self, exception: BaseException | None = None) -> float | None:
@@ -134,7 +135,10 @@ class RetryDecision:
         """
         with self._lock:
             if self._answer is None:
+                if self._deciding:  # a retry_interval that asks what it is to decide
+                    return default_wait(self._attempt)
                 if exception is None:
                     exception = UnknownOutcomeError("the attempt has not failed yet")
+                self._deciding = True
                 self._answer = (self._policy.decide(exception, self._attempt),)
             return self._answer[0]

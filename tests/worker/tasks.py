@@ -113,6 +113,16 @@ def fail_with_strange_interval() -> None:
     raise ValueError
 
 
+def _asking_interval(error: BaseException, attempt: int) -> float:
+    ran.append(current_task().will_retry)
+    return 7
+
+
+@deferred(max_retries=1, retry_interval=_asking_interval)
+def fail_with_asking_interval() -> None:
+    raise ValueError
+
+
 @deferred
 def leak() -> None:
     look()

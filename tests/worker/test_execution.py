@@ -85,6 +85,16 @@ def test_a_strange_error_in_retry_interval_falls_back_to_the_default(
     assert task.publish_at >= before + 10
 
 
+def test_a_retry_interval_may_ask_about_the_retry(queue: Queue, backend: MemoryBackend) -> None:
+    """It is what answers that question: the usual answer is given, and its own counts."""
+    add(backend, tasks.fail_with_asking_interval)
+    before = time.time()
+    assert run_all(queue) == [Outcome.RETRIED]
+    assert tasks.ran == [True]
+    (task,) = backend.tasks.values()
+    assert task.publish_at == pytest.approx(before + 7, abs=2)
+
+
 def test_the_backtrace_begins_with_the_task(queue: Queue, backend: MemoryBackend) -> None:
     add(backend, tasks.fail_strangely, "ValueError")
     run_all(queue)
