@@ -91,9 +91,9 @@ def last_not_nul(fd: int, start: int, end: int) -> int:
     """Where the NUL bytes begin that ``start`` to ``end`` ends with."""
     while end > start:
         size = min(CHUNK_BYTES, end - start)
-        kept = files.read_at(fd, size, end - size).rstrip(b"\0")
-        if kept:
-            return end - size + len(kept)
+        chunk = files.read_at(fd, size, end - size)
+        if chunk != bytes(len(chunk)):  # strip would look at each byte for itself
+            return end - size + len(chunk.rstrip(b"\0"))
         end -= size
     return start
 
