@@ -17,6 +17,8 @@ HELD_SECONDS = 0.2
 """How long a suspect is held in the hope that what runs ends; then others may have it."""
 QUIET_SECONDS = 60.0
 """How long nothing new is started to make room for a suspect."""
+PROBE_SECONDS = 1.0
+"""How often it is asked meanwhile whether the suspect still waits."""
 NORMAL_SECONDS = 60.0
 """How long work goes on as usual before room is made again."""
 
@@ -40,6 +42,7 @@ class Quarantine:
         self._held: list[ClaimedTask] = []
         self._held_until = 0.0
         self._quiet_until: float | None = None
+        self._probe_at = 0.0
         self._not_before = 0.0
 
     def sort(self, claims: list[ClaimedTask], now: float) -> list[ClaimedTask]:
@@ -88,9 +91,19 @@ class Quarantine:
             self._quiet_until = None
             self._not_before = now + NORMAL_SECONDS
             return None
-        if self._held and now >= self._held_until:
+        if self._held:
+            if now < self._held_until:
+                return self._held_until - now
             self.release_held()
-        return (self._held_until if self._held else self._quiet_until) - now
+            self._probe_at = now + PROBE_SECONDS
+        elif now >= self._probe_at:
+            self._probe_at = now + PROBE_SECONDS
+            still_there = self._queue.claim(1, self._queues, ids=self._known)
+            self._release(still_there)
+            if not still_there:
+                self._quiet_until = None
+                return None
+        return min(self._probe_at, self._quiet_until) - now
 
     def release_held(self) -> None:
         """Let others have the suspects that are held for a moment."""

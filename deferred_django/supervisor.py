@@ -164,8 +164,9 @@ class Supervisor:
 
     def _start(self, child: _Child) -> None:
         connections.close_before_fork()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):  # a child must not print it again
+            with contextlib.suppress(OSError):  # nobody reads it any more
+                stream.flush()
         control, child.control = os.pipe()
         child.started_at = time.monotonic()
         try:

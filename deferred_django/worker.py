@@ -206,9 +206,12 @@ class Worker:
     # -- the threads of the pool -----------------------------------------------------------------
 
     def _on_finish(self) -> None:
+        # One signal for each wait: those behind it would only cost time.
         if self._wants_finish:
+            self._wants_finish = False
             self._bell.ring()
         elif self._wakes_store:
+            self._wakes_store = False
             self._backend.wake()
 
     def _work_on(self, claim: ClaimedTask, hold: Hold) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import re
 from collections.abc import Callable
@@ -90,13 +91,12 @@ class Command(BaseCommand):
                 shutdown_timeout=shutdown_timeout,
             )
 
-        self.stdout.write(
-            f"deferred_worker: {place(backend)}, {counted(processes, 'process', 'processes')} "
+        self.say(
+            f"{place(backend)}, {counted(processes, 'process', 'processes')} "
             f"with {counted(threads, 'thread', 'threads')}, "
             f"{'all queues' if queues is None else 'queues ' + ', '.join(queues)}"
             f"{', until nothing is due' if drain else '; stop it with Ctrl-C'}"
         )
-        self.stdout.flush()
         if processes == 1 and not getattr(self, "_called_from_command_line", False):
             run_here(make_worker)
         else:
@@ -106,7 +106,13 @@ class Command(BaseCommand):
                 drain=drain,
                 shutdown_timeout=shutdown_timeout,
             ).run()
-        self.stdout.write("deferred_worker: stopped")
+        self.say("stopped")
+
+    def say(self, what: str) -> None:
+        """Print a line; whether anybody reads it does not matter to the work."""
+        with contextlib.suppress(OSError):
+            self.stdout.write(f"deferred_worker: {what}")
+            self.stdout.flush()
 
 
 def usable_backend() -> Backend:
