@@ -353,7 +353,7 @@ def test_the_directory_is_synced_by_whoever_acknowledges_first(
     monkeypatch.setattr(files, "write", write)
     adopter = opener()
     add(adopter)
-    assert calls == [str(store), "write"]
+    assert calls == [str(store.parent), str(store), "write"]
     only_segment(store)
 
 
@@ -365,7 +365,8 @@ def test_a_made_directory_is_synced_into_its_parent(
     storage = open_storage(tmp_path / "a" / "b")
     add(storage)
     storage.close()
-    assert calls == [str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a" / "b")]
+    path, parent = str(tmp_path / "a" / "b"), str(tmp_path / "a")
+    assert calls == [str(tmp_path), parent, parent, path]
 
 
 def test_a_worker_syncs_what_a_killed_producer_left(

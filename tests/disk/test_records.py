@@ -153,3 +153,13 @@ def test_any_bytes_are_read_without_a_crash(payloads: list[bytes], data: st.Data
         bodies += [body for _, _, body in scanner.read(fd)]
         files.close(fd)
         assert bodies == whole
+
+
+def test_zeros_where_an_append_was_lost_spare_the_record_before_them(tmp_path: Path) -> None:
+    """Its newline was the one byte that a full disk did not take; then the power went."""
+    cut_off = framed(b"1")[:-1] + bytes(700)
+    bodies, scanner = scan(tmp_path / "f", cut_off)
+    assert len(bodies) == 1
+    bodies, scanner = scan(tmp_path / "g", cut_off + framed(b"2"))
+    assert [log_records.payload_of(b"00000000:" + body) for body in bodies] == [b"1", b"2"]
+    assert scanner.damaged == 0

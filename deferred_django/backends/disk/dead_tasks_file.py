@@ -31,8 +31,6 @@ _BEGINNING = re.compile(b"%b:(%b):" % (KIND, ids.ID_PATTERN.pattern.encode())).m
 BACKWARD_BYTES = 64 * 1024
 READ = os.O_RDONLY
 CHANGE = os.O_RDWR | os.O_APPEND
-_NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL)
-"""A parent directory that this process may not or cannot fsync was not made by it or its like."""
 
 
 def encode(task_id: str, record: bytes) -> bytes:
@@ -168,7 +166,7 @@ class DeadTasksFile:
             fd = files.create_file(self.target, CHANGE, self._permissions)
         try:
             if not self._names_durable:
-                self._make_own_directory_durable()
+                files.fsync_parent(self.directory)
             if not self._names_durable or os.fstat(lock_fd).st_size % 2:
                 self.make_names_durable(lock_fd)
                 self._names_durable = True
@@ -176,14 +174,6 @@ class DeadTasksFile:
             files.close(fd)
             raise
         return fd
-
-    def _make_own_directory_durable(self) -> None:
-        # Another process may have made it and died before its fsync.
-        try:
-            files.fsync_directory(os.path.dirname(os.path.abspath(self.directory)))
-        except OSError as error:
-            if error.errno not in _NOT_OURS:
-                raise
 
     # -- appending -----------------------------------------------------------------------------
 

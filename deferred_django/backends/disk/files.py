@@ -192,6 +192,18 @@ def fsync_directory(path: str) -> None:
         os.close(fd)
 
 
+def fsync_parent(path: str) -> None:
+    """Make the name of a directory durable: another process may have made it and died before.
+
+    A parent that this user may not or cannot fsync was not changed by this user either.
+    """
+    try:
+        fsync_directory(os.path.dirname(os.path.abspath(path)))
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL):
+            raise
+
+
 def rename(source: str, target: str) -> None:
     """Give a file another name, replacing what has it. Durable after :func:`fsync_directory`."""
     os.rename(source, target)

@@ -54,10 +54,11 @@ def open_segment(
 ) -> OwnedSegment:
     """Own a segment: one smaller than ``room_below`` bytes that nobody has, or a new one.
 
-    Its name is durable on return. The directory is made if it is missing.
+    Its name is durable on return, and the directory's. That is made if it is missing.
     """
     if not os.path.isdir(names.path):
         files.make_directory(names.path, file_permissions)
+    files.fsync_parent(names.path)
     segment = _adopt(names, room_below, distrusted) or _make(names, file_permissions)
     try:
         # Whoever made the file: its name must be durable before the first acknowledgement.

@@ -201,7 +201,7 @@ class Scanner:
             yield start, len(tail), tail[CRC_BYTES:]
         elif tail:
             self._tail_torn = True
-        if self._tail_torn and not self._newline_in_front:
+        if self._tail_torn:
             yield from self._before_nuls(fd, position)
 
     def _lines(self, block: bytes) -> Iterator[tuple[int, int, bytes]]:
@@ -218,6 +218,15 @@ class Scanner:
                 self.offset = start + len(line) + 1
                 yield start, len(line), body
                 continue
+            elif (
+                self._newline_in_front
+                and line.endswith(b"\0")
+                and is_valid(whole := line.rstrip(b"\0"))
+            ):
+                # As in _before_nuls, with another record appended behind the zeros since.
+                self._good_line(whole)
+                self.torn += 1
+                yield start, len(whole), whole[CRC_BYTES:]
             else:
                 self._bad_line(start, line)
             self.offset = start + len(line) + 1
