@@ -50,6 +50,7 @@ def execute(
     """
     hold = hold or Hold()
     hold.claim = claim
+    hold.settling = False
     try:
         context = TaskContext.from_bytes(claim.context)
     except Exception as error:  # whatever the bytes do to the decoder: no worker can run them
@@ -77,6 +78,7 @@ def execute(
         claim.id, context.task, attempt, RetryDecision(task.retry_policy, attempt)
     )
     failure = run_attempt(task, context, current, loop=loop, check_connections=check_connections)
+    hold.settling = True
     if failure is None:
         try:  # the hot path: the store works
             with hold.ending:

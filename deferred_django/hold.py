@@ -23,7 +23,7 @@ class Hold:
     on the claim is made inside this hold, so that none follows after :meth:`abandon`.
     """
 
-    __slots__ = ("_lock", "_stopping", "abandoned", "claim", "ending", "taken")
+    __slots__ = ("_lock", "_stopping", "abandoned", "claim", "ending", "settling", "taken")
 
     def __init__(self, stopping: threading.Event | None = None) -> None:
         """With ``stopping``, an outcome that cannot be written is tried again and again (a set
@@ -31,6 +31,8 @@ class Hold:
         self.claim: ClaimedTask | None = None
         """What the thread works on; ``None`` once its outcome is written."""
         self.abandoned = False
+        self.settling = False
+        """The task has ended and its outcome is being written."""
         self.taken: ClaimedTask | None = None
         """The claim that :meth:`abandon` returned."""
         self.ending: Guard = _Ending(self)

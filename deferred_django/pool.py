@@ -147,9 +147,15 @@ class Pool:
     def abandon(self, timeout: float) -> list[ClaimedTask]:
         """Take away the claims that are worked on; return those that can be put back.
 
-        ``timeout``: how long (seconds, in all) to wait for calls on claims to return.
+        ``timeout``: how long (seconds, in all) to wait for outcomes to be written and for calls on
+        claims to return.
         """
         end = time.monotonic() + timeout
+        # A task that has ended should not run again for want of a moment.
+        while time.monotonic() < end and any(
+            slot.hold.settling and slot.hold.claim is not None for slot in self._slots
+        ):
+            time.sleep(0.005)
         claims = []
         for slot in self._slots:
             claim = slot.hold.abandon(end - time.monotonic())
