@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from deferred_django.backends.disk import dead_tasks_removal, files, records
+from deferred_django.backends.disk import dead_tasks_removal, files
 from deferred_django.backends.disk.dead_tasks_storage import DeadTasksStorage
+from deferred_django.backends.disk.scanner import CHUNK_BYTES
 from tests.disk.dlq import (
     assert_at_rest,
     data_file,
@@ -631,4 +632,4 @@ def test_a_line_of_a_gigabyte(tmp_path: Path, ended: bool) -> None:
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak < 8 * records.CHUNK_BYTES
+    assert peak < 8 * CHUNK_BYTES

@@ -12,16 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deferred_django.backends.disk import files, log_records, records
+from deferred_django.backends.disk.scanner import Scanner
 
 
 def framed(payload: bytes, task_id: str = "1-1-a-1") -> bytes:
     return log_records.add(task_id, "n1", 5, 0, "default", payload)
 
 
-def scan(path: Path, content: bytes) -> tuple[list[bytes], records.Scanner]:
+def scan(path: Path, content: bytes) -> tuple[list[bytes], Scanner]:
     path.write_bytes(content)
     fd = files.open_file(str(path), os.O_RDONLY)
-    scanner = records.Scanner()
+    scanner = Scanner()
     bodies = [body for _, _, body in scanner.read(fd)]
     files.close(fd)
     return bodies, scanner
@@ -71,7 +72,7 @@ def test_a_tail_is_left_for_its_writer_to_finish(tmp_path: Path) -> None:
     record = framed(b"whole")
     path.write_bytes(record[:20])
     fd = files.open_file(str(path), os.O_RDONLY)
-    scanner = records.Scanner()
+    scanner = Scanner()
     assert list(scanner.read(fd)) == []
     assert scanner.torn_in_all == 1
     path.write_bytes(record)
@@ -120,7 +121,7 @@ def test_a_line_of_a_gigabyte_takes_bounded_memory(tmp_path: Path) -> None:
     with path.open("ab") as end:
         end.write(framed(b"2"))
     fd = files.open_file(str(path), os.O_RDONLY)
-    scanner = records.Scanner()
+    scanner = Scanner()
     tracemalloc.start()
     try:
         bodies = [body for _, _, body in scanner.read(fd)]
@@ -147,7 +148,7 @@ def test_any_bytes_are_read_without_a_crash(payloads: list[bytes], data: st.Data
         path = Path(directory) / "g"
         path.write_bytes(bytes(content))
         fd = files.open_file(str(path), os.O_RDONLY)
-        scanner = records.Scanner()
+        scanner = Scanner()
         cut = data.draw(st.integers(0, len(content)))
         bodies = [body for _, _, body in scanner.read(fd, end=cut)]
         bodies += [body for _, _, body in scanner.read(fd)]

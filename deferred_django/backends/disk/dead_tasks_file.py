@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from deferred_django import ids
 from deferred_django.backends.base import MAX_RECORD_BYTES
 from deferred_django.backends.disk import files, records
+from deferred_django.backends.disk.scanner import MAX_LONG_LINE_BYTES, Scanner, last_not_nul
 
 KIND = b"dead_task"
 VERSION = "0"
@@ -70,9 +71,9 @@ def lines_backwards(fd: int, end: int) -> Iterator[tuple[int, int]]:
 
 def is_valid_at(fd: int, start: int, end: int) -> bool:
     """Whether these bytes are one whole line with a good checksum, whatever its length."""
-    if end - start > records.MAX_LONG_LINE_BYTES:
+    if end - start > MAX_LONG_LINE_BYTES:
         return False
-    scanner = records.Scanner(start, newline_in_front=False)
+    scanner = Scanner(start, newline_in_front=False)
     return any(length == end - start for _, length, _ in scanner.read(fd, end))
 
 
@@ -94,7 +95,7 @@ def find_tail(fd: int) -> Tail:
     if size == 0 or files.read_at(fd, 1, size - 1) == b"\n":
         return Tail(size, size, newline_missing=False)
     start, _ = next(lines_backwards(fd, size))
-    end = records.last_not_nul(fd, start, size)
+    end = last_not_nul(fd, start, size)
     if start < end and is_valid_at(fd, start, end):
         return Tail(end, size, newline_missing=True)
     return Tail(start, size, newline_missing=False)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from deferred_django.backends.disk import files, records
 from deferred_django.backends.disk.dead_tasks_file import beginning, id_of
+from deferred_django.backends.disk.scanner import HEAD_BYTES, Scanner
 
 _HASH_MASK = (1 << 60) - 1  # an int of two digits in CPython: 32 bytes
 _TRIES = 5
@@ -76,7 +77,7 @@ class _Heads:
     def is_of(self, task_id: bytes, offset: int) -> bool:
         """Whether the line at ``offset`` is a record of that id."""
         position = offset - self._start
-        if position < 0 or position + records.HEAD_BYTES > len(self._block):
+        if position < 0 or position + HEAD_BYTES > len(self._block):
             self._start, position = offset, 0
             self._block = files.read_at(self._fd, _HEADS_BYTES, offset)
         return self._block.startswith(beginning(task_id), position + records.CRC_BYTES)
@@ -136,7 +137,7 @@ class Index:
         return head == self._last_head
 
     def _read(self, fd: int, start: int, end: int) -> _Found:
-        scanner = records.Scanner(start, newline_in_front=False)
+        scanner = Scanner(start, newline_in_front=False)
         rows = len(self._offsets)
         unknown = 0
         for offset, length, body in scanner.read(fd, end):
@@ -146,7 +147,7 @@ class Index:
             else:
                 self._add(fd, offset, length, task_id)
         if len(self._offsets) > rows:
-            size = min(self._lengths[-1], records.HEAD_BYTES)
+            size = min(self._lengths[-1], HEAD_BYTES)
             self._last_head = files.read_at(fd, size, self._offsets[-1])
         self._end = scanner.offset
         flaws = _flaws(scanner, unknown)
@@ -154,7 +155,7 @@ class Index:
         return _Found(scanner.offset, len(self._offsets) - rows + unknown, flaws)
 
     def _count(self, fd: int, start: int, end: int) -> _Found:
-        scanner = records.Scanner(start, newline_in_front=False)
+        scanner = Scanner(start, newline_in_front=False)
         kinds = [id_of(body) is not None for _, _, body in scanner.read(fd, end)]
         return _Found(scanner.offset, len(kinds), _flaws(scanner, kinds.count(False)))
 
@@ -172,7 +173,7 @@ class Index:
         self._rows[key] = row
 
     def _id_at(self, fd: int, row: int) -> bytes | None:
-        size = min(self._lengths[row], records.HEAD_BYTES)
+        size = min(self._lengths[row], HEAD_BYTES)
         head = files.read_at(fd, size, self._offsets[row])
         return id_of(head[records.CRC_BYTES :])
 
@@ -235,6 +236,6 @@ class Index:
                 yield self._offsets[row], self._lengths[row]
 
 
-def _flaws(scanner: records.Scanner, unknown: int) -> Flaws:
+def _flaws(scanner: Scanner, unknown: int) -> Flaws:
     first = scanner.damage[0].offset if scanner.damage else None
     return Flaws(scanner.damaged, first, unknown)

@@ -16,6 +16,7 @@ from deferred_django.backends.base import Finding
 from deferred_django.backends.disk import dead_tasks_file, files, records
 from deferred_django.backends.disk.dead_tasks_file import READ, DeadTasksFile
 from deferred_django.backends.disk.dead_tasks_index import Index, Span
+from deferred_django.backends.disk.scanner import CHUNK_BYTES, HEAD_BYTES, Scanner
 
 COLD_PAGE_RECORDS = 1000
 """Up to here a process that has no index yet reads the newest records from the file's end."""
@@ -213,7 +214,7 @@ class Reader:
 
     def _findings(self, fd: int) -> list[Finding]:
         size = os.fstat(fd).st_size
-        scanner = records.Scanner(newline_in_front=False)
+        scanner = Scanner(newline_in_front=False)
         found = [
             self._finding("damage", offset, "a record that is no dead task's")
             for offset, _, body in scanner.read(fd, size)
@@ -239,7 +240,7 @@ def record_at(fd: int, span: Span) -> Record | None:
     line = files.read_at(fd, length, offset)
     if len(line) != length or not records.is_valid(line):
         return None
-    task_id = dead_tasks_file.id_of(line[records.CRC_BYTES :][: records.HEAD_BYTES])
+    task_id = dead_tasks_file.id_of(line[records.CRC_BYTES :][:HEAD_BYTES])
     if task_id is None:
         return None
     start = records.CRC_BYTES + len(dead_tasks_file.beginning(task_id))
@@ -250,6 +251,6 @@ def _record_between(fd: int, start: int, end: int) -> Record | None:
     """As :func:`record_at`, for a line that nobody has looked at: it may be of any length."""
     if start == end:
         return None
-    if end - start > records.CHUNK_BYTES and not dead_tasks_file.is_valid_at(fd, start, end):
+    if end - start > CHUNK_BYTES and not dead_tasks_file.is_valid_at(fd, start, end):
         return None
     return record_at(fd, (start, end - start))

@@ -10,8 +10,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from deferred_django import ids
-from deferred_django.backends.disk import files, locks, records
+from deferred_django.backends.disk import files, locks
 from deferred_django.backends.disk.names import StoreNames
+from deferred_django.backends.disk.scanner import Scanner
 from deferred_django.backends.disk.segment import Segment
 
 ADOPT_TRIES = 16
@@ -118,7 +119,7 @@ def _own(name: str, path: str, fd: int) -> OwnedSegment | None:
 
 def _look_at_tail(segment: OwnedSegment) -> bool:
     """Let new ids start behind the newest here; ``False`` if foreign bytes are at the end."""
-    scanner = records.Scanner(max(0, segment.size - TAIL_BYTES))
+    scanner = Scanner(max(0, segment.size - TAIL_BYTES))
     newest = 0
     for _, _, body in scanner.read(segment.fd):
         if body.startswith(b"add:"):

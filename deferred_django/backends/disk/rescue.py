@@ -11,7 +11,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 
-from deferred_django.backends.disk import files, log_records, records
+from deferred_django.backends.disk import files, log_records
+from deferred_django.backends.disk.scanner import Scanner
 from deferred_django.backends.disk.segment import Entry, Segment
 
 
@@ -93,7 +94,7 @@ def _claimed(
 
 def _adds_in(segment: Segment) -> set[tuple[str, str]]:
     written = set()
-    for _, _, body in records.Scanner().read(segment.fd):
+    for _, _, body in Scanner().read(segment.fd):
         if body.startswith(b"add:"):
             written.add(log_records.names_in(body))
     return written

@@ -9,6 +9,7 @@ from typing import Final
 
 from deferred_django.backends.disk import files, log_records, records
 from deferred_django.backends.disk.log_records import Run
+from deferred_django.backends.disk.scanner import Scanner
 
 _OPS: Final = frozenset((b"run", b"end", b"rem"))
 _NO_RUNS: Final[tuple[Run, ...]] = ()
@@ -72,7 +73,7 @@ class Segment:
         self.path = path
         self.fd = fd
         self.writable = writable
-        self.scanner = records.Scanner()  # payloads are read when claimed
+        self.scanner = Scanner()  # payloads are read when claimed
         self.tasks: dict[str, Entry] = {}
         self.live_bytes = 0
         self.superseded_bytes = 0

@@ -1,0 +1,250 @@
+"""Reading a file of records from where it was last read to.
+
+A bad line is one of two things. *Torn* is the beginning of a record whose writer did not finish:
+it runs straight into the next record (in the log each record brings a newline of its own in
+front, so the fragment harms nobody else). Anything else is *damage*: bytes that no write left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from zlib import crc32
+
+from deferred_django.backends.base import MAX_RECORD_BYTES
+from deferred_django.backends.disk import files
+from deferred_django.backends.disk.records import CRC_BYTES, is_valid, looks_torn
+
+CHUNK_BYTES = 256 * 1024
+HEAD_BYTES = 512
+"""What is kept of a line that is only looked through: its checksum, kind and id are in it."""
+MAX_LINE_BYTES = MAX_RECORD_BYTES + CRC_BYTES
+MAX_LONG_LINE_BYTES = 8 * MAX_RECORD_BYTES
+"""A line that is longer is no record of any kind, whatever its checksum."""
+MAX_DAMAGE_KEPT = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Bytes in a file that no write left there."""
+
+    offset: int
+    length: int
+    reason: str
+
+
+def last_not_nul(fd: int, start: int, end: int) -> int:
+    """Where the NUL bytes begin that ``start`` to ``end`` ends with."""
+    while end > start:
+        size = min(CHUNK_BYTES, end - start)
+        chunk = files.read_at(fd, size, end - size)
+        if chunk != bytes(len(chunk)):  # strip would look at each byte for itself
+            return end - size + len(chunk.rstrip(b"\0"))
+        end -= size
+    return start
+
+
+@dataclass(slots=True)
+class _LongLine:
+    """A line that is not held in memory as a whole: its checksum is computed as it passes."""
+
+    start: int
+    length: int
+    head: bytes
+    crc: int
+
+    @classmethod
+    def begin(cls, start: int, data: bytes) -> _LongLine:
+        return cls(start, len(data), data[:HEAD_BYTES], crc32(data[CRC_BYTES:]))
+
+    def feed(self, data: bytes) -> None:
+        self.length += len(data)
+        if self.length <= MAX_LONG_LINE_BYTES:
+            self.crc = crc32(data, self.crc)
+
+    def is_valid(self) -> bool:
+        fits = self.length <= MAX_LONG_LINE_BYTES
+        return fits and self.head[:CRC_BYTES] == b"%08x:" % self.crc
+
+
+class Scanner:
+    """Reads the records of an append-only file, going on where it last stopped.
+
+    A line longer than 256 KiB is checked while it passes, and only the first bytes of its body are
+    given: memory is bounded by that, whatever the length of a line.
+
+    In the log, where many append at once, each record has a newline of its own in front, and an
+    unfinished one may stand anywhere. With ``newline_in_front=False``, for the dead-tasks file,
+    only the last line can be torn, since each writer repairs it before it writes: any other bad
+    line is damage.
+    """
+
+    __slots__ = (
+        "_bad",
+        "_long",
+        "_newline_in_front",
+        "_tail_torn",
+        "damage",
+        "damaged",
+        "offset",
+        "torn",
+    )
+
+    def __init__(self, offset: int = 0, *, newline_in_front: bool = True) -> None:
+        self.offset = offset
+        """Where the first byte not yet understood is: the beginning of a line."""
+        self.torn = 0
+        self.damage: list[Damage] = []
+        """The first hundred bad places; ``damaged`` counts them all."""
+        self.damaged = 0
+        # A bad line is judged by the line behind it, which may come with a later read.
+        self._bad: tuple[int, int, bool] | None = None
+        self._long: _LongLine | None = None
+        self._newline_in_front = newline_in_front
+        self._tail_torn = False
+
+    @property
+    def torn_in_all(self) -> int:
+        """Unfinished records, with the one that may stand at the end of the file."""
+        return self.torn + (1 if self._tail_torn else 0)
+
+    def read(self, fd: int, end: int | None = None) -> Iterator[tuple[int, int, bytes]]:
+        """Yield (offset of the line, its length, its body) of each good record, up to ``end``.
+
+        A last line without its newline counts if its checksum is good; else it is left for the
+        next call, when its writer may have finished it. Memory is bounded by a record's limit.
+        """
+        self._tail_torn = False
+        position = self.offset
+        parts: list[bytes] = []
+        held = 0
+        while True:
+            size = CHUNK_BYTES if end is None else min(CHUNK_BYTES, end - position)
+            chunk = files.read_at(fd, size, position) if size > 0 else b""
+            if not chunk:
+                break
+            position += len(chunk)
+            cut = chunk.rfind(b"\n")
+            if cut < 0:
+                held += len(chunk)
+                parts.append(chunk)
+                if held > CHUNK_BYTES:
+                    self._pass_by(b"".join(parts))
+                    parts, held = [], 0
+                continue
+            parts.append(chunk[:cut])
+            block = b"".join(parts)
+            parts = [chunk[cut + 1 :]]
+            held = len(parts[0])
+            yield from self._lines(block)
+        tail = b"".join(parts)
+        if self._long is not None:
+            self._pass_by(tail)
+            yield from self._unended_long_line()
+        elif tail and is_valid(tail):
+            start = self._good_line(tail)
+            self.offset += len(tail)
+            yield start, len(tail), tail[CRC_BYTES:]
+        elif tail:
+            self._tail_torn = True
+        if self._tail_torn:
+            yield from self._before_nuls(fd, position)
+
+    def _lines(self, block: bytes) -> Iterator[tuple[int, int, bytes]]:
+        for line in block.split(b"\n"):
+            start = self.offset
+            if self._long is not None:
+                yield from self._end_long_line(line)
+            elif not line:
+                if self._bad is not None:
+                    self._judge_bad(followed_by_record=False)
+            elif line[:CRC_BYTES] == b"%08x:" % crc32(body := line[CRC_BYTES:]):
+                if self._bad is not None:
+                    self._judge_bad(followed_by_record=True)
+                self.offset = start + len(line) + 1
+                yield start, len(line), body
+                continue
+            elif (
+                self._newline_in_front
+                and line.endswith(b"\0")
+                and is_valid(whole := line.rstrip(b"\0"))
+            ):
+                # As in _before_nuls, with another record appended behind the zeros since.
+                self._good_line(whole)
+                self.torn += 1
+                yield start, len(whole), whole[CRC_BYTES:]
+            else:
+                self._bad_line(start, line)
+            self.offset = start + len(line) + 1
+
+    def _good_line(self, line: bytes) -> int:
+        if self._bad is not None:
+            self._judge_bad(followed_by_record=True)
+        return self.offset
+
+    def _bad_line(self, start: int, line: bytes) -> None:
+        if self._bad is not None:
+            self._judge_bad(followed_by_record=True)
+        self._bad = (start, len(line), looks_torn(line))
+        if not self._newline_in_front:
+            self._judge_bad(followed_by_record=False)
+
+    def _judge_bad(self, *, followed_by_record: bool) -> None:
+        assert self._bad is not None
+        start, length, torn = self._bad
+        self._bad = None
+        if torn and followed_by_record:
+            self.torn += 1
+        else:
+            self._note_damage(Damage(start, length, "a line with a wrong checksum"))
+
+    def _pass_by(self, data: bytes) -> None:
+        if self._long is None:
+            self._long = _LongLine.begin(self.offset, data)
+        else:
+            self._long.feed(data)
+        self.offset += len(data)
+
+    def _end_long_line(self, rest: bytes) -> Iterator[tuple[int, int, bytes]]:
+        assert self._long is not None
+        line, self._long = self._long, None
+        line.feed(rest)
+        if self._bad is not None:
+            self._judge_bad(followed_by_record=True)
+        if line.is_valid():
+            self.offset = line.start + line.length
+            yield line.start, line.length, line.head[CRC_BYTES:]
+        elif self._newline_in_front and line.length <= MAX_LINE_BYTES and looks_torn(line.head):
+            self._bad = (line.start, line.length, True)
+        else:
+            self._note_damage(Damage(line.start, line.length, "a long line that is no record"))
+
+    def _unended_long_line(self) -> Iterator[tuple[int, int, bytes]]:
+        assert self._long is not None
+        if self._long.is_valid():
+            yield from self._end_long_line(b"")
+        else:
+            self.offset = self._long.start
+            self._long = None
+            self._tail_torn = True
+
+    def _before_nuls(self, fd: int, end: int) -> Iterator[tuple[int, int, bytes]]:
+        # A file that had grown when the power went has zeros where the bytes did not arrive. The
+        # last record before them may have been whole, but for its newline, long before.
+        cut = last_not_nul(fd, self.offset, end)
+        if self.offset < cut < end:
+            inner = Scanner(self.offset, newline_in_front=False)
+            found = [each for each in inner.read(fd, cut) if each[1] == cut - self.offset]
+            if found:
+                self.offset = cut
+                yield from found
+
+    def _note_damage(self, damage: Damage) -> None:
+        self.damaged += 1
+        if len(self.damage) < MAX_DAMAGE_KEPT:
+            self.damage.append(damage)
+
+    def at_end(self) -> None:
+        """Judge a bad line that nothing follows, now that nobody can append behind it."""
+        if self._bad is not None:
+            self._judge_bad(followed_by_record=True)
