@@ -13,7 +13,13 @@ import pytest
 
 from deferred_django import ids
 from deferred_django.backends.base import BackendConfig, DeadTaskFilter
-from deferred_django.backends.disk import DiskBackend, files
+from deferred_django.backends.disk import (
+    DiskBackend,
+    dead_tasks_file,
+    files,
+    records,
+    scanner,
+)
 from tests.disk.dlq import (
     assert_at_rest,
     data_file,
@@ -177,8 +183,6 @@ def test_damage_in_the_middle(tmp_path: Path, damage: bytes) -> None:
 
 
 def test_records_of_another_kind_are_skipped_reported_and_kept(tmp_path: Path) -> None:
-    from deferred_django.backends.disk import records
-
     other = records.encode(b"add:1-2-3:n:0:0:default:payload") + b"\n"
     path = data_file(tmp_path)
     path.write_bytes(line("a") + other + line("b"))
@@ -522,10 +526,9 @@ def test_any_exception_makes_a_dead_task(
 def test_the_largest_context_fits_a_dead_task(tmp_path: Path) -> None:
     """A task that could be enqueued can die: quotes and control bytes grow sixfold in JSON."""
     from deferred_django.backends import base
-    from deferred_django.backends.disk import dead_tasks_file, records
 
     assert dead_tasks_file.MAX_DEAD_RECORD_BYTES > 6 * base.MAX_RECORD_BYTES
-    assert records.MAX_LONG_LINE_BYTES > dead_tasks_file.MAX_DEAD_RECORD_BYTES
+    assert scanner.MAX_LONG_LINE_BYTES > dead_tasks_file.MAX_DEAD_RECORD_BYTES
     backend = DiskBackend(BackendConfig(path=tmp_path))
     context = b"\0" * (1024 * 1024)
     backend.add_dead_task("1-2-3", context, ValueError("x"), task_class="a.b", attempts=1)
