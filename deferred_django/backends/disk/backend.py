@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
@@ -60,8 +59,6 @@ class DiskBackend(Backend):
             task_id = task_ids.new_id()
         if publish_at is None:
             publish_at = time.time()
-        elif not math.isfinite(publish_at):
-            raise ValueError(f"publish_at is {publish_at!r}, not a time")
         self.tasks.add(task_id, context, publish_at=publish_at, queue=queue, priority=priority)
         return task_id
 

@@ -39,7 +39,14 @@ class Claims:
         taken: list[Entry] = []
         overgrown: dict[Segment, bool] = {}
         while len(taken) < limit:
-            locked = self._lock(self._candidates(queues, exclude), limit - len(taken), overgrown)
+            candidates = self._candidates(queues, exclude)
+            try:
+                locked = self._lock(candidates, limit - len(taken), overgrown)
+            except OSError as error:
+                if not taken:
+                    raise
+                logger.error("no more tasks can be claimed now: %s", error)
+                break  # what was claimed before is somebody's to run
             if not locked:
                 break
             taken += self._confirm(locked)
@@ -66,18 +73,16 @@ class Claims:
                 if entry.gone or entry.claimed:
                     continue
                 segment = entry.segment
-                if not segment.writable or (
-                    overgrown is not None and self._is_overgrown(segment, overgrown)
-                ):
-                    self._index.hold(entry, retry_at)
-                    continue
+                free = False
                 try:
-                    free = files.try_lock(segment.fd, entry.offset, entry.length)
-                except OSError:
-                    self._index.hold(entry, retry_at)
-                    raise
+                    if segment.writable and not (
+                        overgrown is not None and self._is_overgrown(segment, overgrown)
+                    ):
+                        free = files.try_lock(segment.fd, entry.offset, entry.length)
+                finally:
+                    if not free:
+                        self._index.hold(entry, retry_at)
                 if not free:
-                    self._index.hold(entry, retry_at)
                     continue
                 entry.claimed = True
                 segment.users += 1

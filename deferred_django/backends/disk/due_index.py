@@ -1,7 +1,8 @@
 """Which pending tasks of all segments are to be tried next. In memory, for one process.
 
 An entry is in at most one useful place; what is stale (gone, claimed, tried already) is dropped
-when it comes to the top, never searched for.
+when it comes to the top; what is delayed, and may take weeks to get there, also when half of it may
+be stale.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from collections.abc import Collection
 
 from deferred_django.backends.disk.segment import Entry
 
+CLEAN_AT = 1024
+"""So many delayed tasks are not worth a search for those that are gone."""
+
 
 class DueIndex:
     """Due tasks by queue, delayed ones by time, and those that somebody else holds."""
@@ -21,6 +25,7 @@ class DueIndex:
         self._delayed: list[tuple[int, int, Entry]] = []
         self._held: list[tuple[float, int, Entry]] = []
         self._numbers = itertools.count()
+        self._clean_at = CLEAN_AT
 
     def clear(self) -> None:
         """Forget everything."""
@@ -33,11 +38,19 @@ class DueIndex:
         number = next(self._numbers)
         if entry.publish_ms > now_ms:
             heapq.heappush(self._delayed, (entry.publish_ms, number, entry))
+            if len(self._delayed) >= self._clean_at:
+                self._drop_gone()
         else:
             queue = self._due.get(entry.queue)
             if queue is None:
                 queue = self._due[entry.queue] = []
             heapq.heappush(queue, (-entry.priority, entry.publish_ms, number, entry))
+
+    def _drop_gone(self) -> None:
+        # Each compaction reads the delayed tasks anew: the old entries must not wait till due.
+        self._delayed = [item for item in self._delayed if not item[2].gone]
+        heapq.heapify(self._delayed)
+        self._clean_at = max(CLEAN_AT, 2 * len(self._delayed))
 
     def hold(self, entry: Entry, until: float) -> None:
         """Leave a task alone until ``until`` (monotonic seconds)."""

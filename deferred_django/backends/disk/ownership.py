@@ -47,7 +47,8 @@ class OwnedSegment:
         """Let others adopt or erase it. Explicit, for a child that shares the descriptor."""
         with contextlib.suppress(OSError):
             locks.release_ownership(self.fd)
-        files.close(self.fd)
+        with contextlib.suppress(OSError):
+            files.close(self.fd)
 
 
 def open_segment(
@@ -86,8 +87,11 @@ def _adopt(names: StoreNames, room_below: int, distrusted: Collection[str]) -> O
         if segment is None:
             continue
         segment.size = segment.synced_size = os.fstat(fd).st_size
-        if _look_at_tail(segment):
-            return segment
+        try:
+            if _look_at_tail(segment):
+                return segment
+        except OSError:
+            pass  # the readers report what is unreadable
         segment.release()
     return None
 

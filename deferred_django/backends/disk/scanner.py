@@ -83,7 +83,7 @@ class Scanner:
         "_bad",
         "_long",
         "_newline_in_front",
-        "_tail_torn",
+        "_tail",
         "damage",
         "damaged",
         "offset",
@@ -101,12 +101,13 @@ class Scanner:
         self._bad: tuple[int, int, bool] | None = None
         self._long: _LongLine | None = None
         self._newline_in_front = newline_in_front
-        self._tail_torn = False
+        # An unended last line: its length, and whether it may be the beginning of a record.
+        self._tail: tuple[int, bool] | None = None
 
     @property
     def torn_in_all(self) -> int:
         """Unfinished records, with the one that may stand at the end of the file."""
-        return self.torn + (1 if self._tail_torn else 0)
+        return self.torn + (1 if self._tail is not None else 0)
 
     def read(self, fd: int, end: int | None = None) -> Iterator[tuple[int, int, bytes]]:
         """Yield (offset of the line, its length, its body) of each good record, up to ``end``.
@@ -114,7 +115,7 @@ class Scanner:
         A last line without its newline counts if its checksum is good; else it is left for the
         next call, when its writer may have finished it. Memory is bounded by a record's limit.
         """
-        self._tail_torn = False
+        self._tail = None
         position = self.offset
         parts: list[bytes] = []
         held = 0
@@ -146,8 +147,8 @@ class Scanner:
             self.offset += len(tail)
             yield start, len(tail), tail[CRC_BYTES:]
         elif tail:
-            self._tail_torn = True
-        if self._tail_torn:
+            self._tail = (len(tail), looks_torn(tail))
+        if self._tail is not None:
             yield from self._before_nuls(fd, position)
 
     def _lines(self, block: bytes) -> Iterator[tuple[int, int, bytes]]:
@@ -225,8 +226,8 @@ class Scanner:
             yield from self._end_long_line(b"")
         else:
             self.offset = self._long.start
+            self._tail = (self._long.length, looks_torn(self._long.head))
             self._long = None
-            self._tail_torn = True
 
     def _before_nuls(self, fd: int, end: int) -> Iterator[tuple[int, int, bytes]]:
         # A file that had grown when the power went has zeros where the bytes did not arrive. The
@@ -245,6 +246,12 @@ class Scanner:
             self.damage.append(damage)
 
     def at_end(self) -> None:
-        """Judge a bad line that nothing follows, now that nobody can append behind it."""
+        """Judge what nothing follows, now that nobody can append behind it.
+
+        A line that has its own newline is no record that was begun and not finished.
+        """
         if self._bad is not None:
-            self._judge_bad(followed_by_record=True)
+            self._judge_bad(followed_by_record=False)
+        if self._tail is not None and self._newline_in_front and not self._tail[1]:
+            self._note_damage(Damage(self.offset, self._tail[0], "bytes that are no record"))
+            self._tail = None

@@ -11,6 +11,7 @@ from deferred_django.backends.disk import files, log_records, records
 from deferred_django.backends.disk.log_records import Run
 from deferred_django.backends.disk.scanner import Scanner
 
+MARK_BYTES = 64
 _OPS: Final = frozenset((b"run", b"end", b"rem"))
 _NO_RUNS: Final[tuple[Run, ...]] = ()
 
@@ -65,6 +66,10 @@ class Entry:
         return sum(run.boot_id == boot_id for run in self.runs)
 
 
+class OverwrittenError(OSError):
+    """A segment does not hold any more what was read from it."""
+
+
 class Segment:
     """The state of one segment, brought up to date by :meth:`read_on`. Not thread-safe."""
 
@@ -78,6 +83,9 @@ class Segment:
         self.live_bytes = 0
         self.superseded_bytes = 0
         """Adds that a later one of their id replaced: retries, as a rule."""
+        self._last_at = 0
+        self._last = b""
+        """The beginning of the last record that was read, and where it is."""
         self.size_read = -1
         """The file's size when it was last read to the end."""
         self.unknown_records = 0
@@ -87,6 +95,7 @@ class Segment:
         self.unsynced_adds: list[bytes] = []
         """What this process appended through this descriptor since the last fsync."""
         self.failed_fsyncs = 0
+        self.sync_pause = self.sync_again_at = 0.0
         self.is_synced_free = False
         """Its last owner's writes are durable: it was fsynced when nobody owned it."""
 
@@ -105,18 +114,26 @@ class Segment:
         """Whether it holds bytes that no write left: then it is kept, never erased."""
         return self.scanner.damaged > 0 or self.unknown_records > 0
 
-    def read_on(self) -> list[Entry]:
-        """Read what was appended; return the tasks that are new and still pending."""
-        fresh: list[Entry] = []
+    def read_on(self, fresh: list[Entry] | None = None) -> None:
+        """Read what was appended. New tasks are put into ``fresh``, before an ``OSError`` too.
+
+        :class:`OverwrittenError` if what was read before is not in the file any more.
+        """
+        if files.read_at(self.fd, len(self._last), self._last_at) != self._last:
+            raise OverwrittenError(errno.ESTALE, "was written over", self.path)
+        offset, body = 0, b""
         for offset, length, body in self.scanner.read(self.fd):
             try:
                 if body.startswith(b"add:"):
-                    fresh.append(self._added(offset, length, body))
+                    entry = self._added(offset, length, body)
+                    if fresh is not None:
+                        fresh.append(entry)
                 else:
                     self._happened(body)
             except ValueError:
                 self.unknown_records += 1
-        return [entry for entry in fresh if not entry.gone]
+        if body:
+            self._last_at, self._last = offset + records.CRC_BYTES, body[:MARK_BYTES]
 
     def _added(self, offset: int, length: int, body: bytes) -> Entry:
         _, id_bytes, nonce, publish_ms, priority, queue, _ = body.split(b":", 6)
@@ -153,7 +170,9 @@ class Segment:
             entry.runs = entry.runs[:-1]
         else:
             worker, boot_id, started_ms = rest
-            entry.runs += (Run(worker.decode("ascii"), boot_id.decode("ascii"), int(started_ms)),)
+            run = Run(worker.decode("ascii"), boot_id.decode("ascii"), int(started_ms))
+            if run not in entry.runs:  # after a failed fsync it is written again
+                entry.runs += (run,)
 
     def _drop(self, entry: Entry) -> None:
         entry.gone = True
@@ -165,12 +184,22 @@ class Segment:
         if self.tasks.get(entry.id) is entry:
             self._drop(entry)
 
-    def payload(self, entry: Entry) -> bytes:
-        """The task's context; ``ValueError`` if the bytes have changed since they were read."""
+    def supersede(self, entry: Entry) -> None:
+        """Take note of a later ``add`` that this process wrote before it is read back."""
+        if self.tasks.get(entry.id) is entry:
+            self.superseded_bytes += entry.length
+            self._drop(entry)
+
+    def line(self, entry: Entry) -> bytes:
+        """The task's record; ``ValueError`` if the bytes have changed since they were read."""
         line = files.read_at(self.fd, entry.length, entry.offset)
         if len(line) != entry.length or not records.is_valid(line):
             raise ValueError(f"the record at byte {entry.offset} of {self.path} has changed")
-        return log_records.payload_of(line)
+        return line
+
+    def payload(self, entry: Entry) -> bytes:
+        """The task's context; ``ValueError`` as :meth:`line`."""
+        return log_records.payload_of(self.line(entry))
 
     def mark_all_gone(self) -> None:
         """The file is no longer the store's: none of what was read from it counts."""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from deferred_django.backends.disk.names import StoreNames
-from deferred_django.backends.disk.segment import Entry, Segment
+from deferred_django.backends.disk.segment import Entry, OverwrittenError, Segment
 from deferred_django.backends.disk.watch import POLL_SECONDS, DirectoryWatch
 
 logger = logging.getLogger("deferred_django.disk")
@@ -70,6 +70,8 @@ class SegmentSet:
         segment = self._by_name.get(name)
         try:
             there = os.stat(path)
+            if segment is not None and not segment.writable:
+                segment = self._try_to_write(segment)
             if segment is not None:
                 here = os.fstat(segment.fd)
                 if (here.st_ino, here.st_dev) != (there.st_ino, there.st_dev):
@@ -80,10 +82,16 @@ class SegmentSet:
                     self.drop(segment)
                     segment = None
                 elif there.st_size == segment.size_read:
+                    self.unreadable.pop(name, None)
                     return
             if segment is None:
                 segment = self._by_name[name] = Segment.open(name, path)
-            self.read_on(segment)
+            try:
+                self.read_on(segment)
+            except OverwrittenError as error:
+                logger.error("%s", error)
+                segment = self._by_name[name] = Segment.open(name, path)
+                self.read_on(segment)
             segment.size_read = there.st_size
             self.unreadable.pop(name, None)
         except FileNotFoundError:
@@ -94,15 +102,35 @@ class SegmentSet:
                 logger.error("%s cannot be read: %s", path, error)
             self.unreadable[name] = str(error)
 
+    def _try_to_write(self, segment: Segment) -> Segment:
+        """The segment, opened anew if it may be written by now."""
+        again = Segment.open(segment.name, segment.path)
+        if not again.writable:
+            again.close()
+            return segment
+        self.drop(segment)
+        self._by_name[segment.name] = again
+        return again
+
     def read_on(self, segment: Segment) -> None:
-        """Read what was appended to one segment, and report damage that is new."""
+        """Read what was appended to one segment, and report damage that is new.
+
+        :class:`OverwrittenError` if the file has lost what was read before: then it is dropped.
+        """
         known = segment.scanner.damaged
-        fresh = segment.read_on()
-        if segment.scanner.damaged > known:
-            for damage in segment.scanner.damage[known:]:
-                logger.error("%s: byte %d: %s", segment.path, damage.offset, damage.reason)
-        if fresh:
-            self._found(fresh)
+        fresh: list[Entry] = []
+        try:
+            segment.read_on(fresh)
+        except OverwrittenError:
+            self.drop(segment)
+            raise
+        finally:
+            if segment.scanner.damaged > known:
+                for damage in segment.scanner.damage[known:]:
+                    logger.error("%s: byte %d: %s", segment.path, damage.offset, damage.reason)
+            pending = [entry for entry in fresh if not entry.gone]
+            if pending:
+                self._found(pending)
 
     def drop(self, segment: Segment) -> None:
         """The file is not the store's any more; its descriptor lives on while it is in use."""

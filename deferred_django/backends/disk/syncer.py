@@ -54,7 +54,10 @@ class Syncer:
                 if not self._warned:
                     self._warned = True
                     logger.warning("no sync thread could be started, syncing inline: %s", error)
-        self._tick()
+        try:
+            self._tick()
+        except Exception:  # what the caller has written is written
+            logger.exception("syncing failed, it is tried again with the next write")
 
     def _run(self, stopped: threading.Event) -> None:
         pause = self._period

@@ -67,6 +67,8 @@ class TasksStorage:
         self._claiming = False
 
     def _after_fork(self) -> None:
+        for segment in self._segments.all_open():
+            segment.fd = -1  # a claim of the parent's must not lead to whatever has the number now
         self._reset()
         self._writer.reset()
         self._syncer.reset()
@@ -119,6 +121,7 @@ class TasksStorage:
             finally:
                 if not self._claiming:
                     self._segments.close()
+                    self._index.clear()
 
     def problems(self) -> list[str]:
         """Sentences about files that cannot be read and bytes that no write left."""
@@ -186,6 +189,7 @@ class TasksStorage:
         )
         with self._mutex:
             self._appends.append_add(entry.segment, record)
+            entry.segment.supersede(entry)
         self._syncer.soon()
         self._claims.finish(entry)
 
@@ -248,7 +252,7 @@ class TasksStorage:
 
     def _tick(self) -> bool:
         more = self._writer.tick()
-        error = self._appends.sync(free_ones=self._claiming)
+        error = self._appends.sync(free_ones=self._claiming, patient=True)
         with self._mutex:
             return more or error is not None or self._claiming
 
@@ -273,11 +277,9 @@ class TasksStorage:
         self._syncer.stop()
         try:
             if os.path.isdir(self.names.path):
-                try:
-                    self.sync()
-                finally:
-                    self._writer.close()
+                self.sync()
         finally:
+            self._writer.let_go()
             with self._mutex:
                 self._claims.settle()
                 self._claiming = False
@@ -292,4 +294,7 @@ def _now_ms() -> int:
 
 def _to_ms(seconds: float) -> int:
     # Rounded down, so that what is due now is due at once; whole milliseconds survive the float.
-    return math.floor(seconds * 1000 + 0.001)
+    try:
+        return math.floor(float(seconds) * 1000 + 0.001)
+    except (OverflowError, ValueError):
+        raise ValueError(f"publish_at is {seconds!r:.50}, not a time") from None

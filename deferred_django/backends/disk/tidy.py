@@ -8,6 +8,7 @@ path, read to the end, and only then decide.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Callable, Iterator
 
@@ -62,6 +63,7 @@ def tidy(names: StoreNames, segment: Segment, read_on: ReadOn) -> bool:
         if fd is None:
             return False
         read_on(segment)
+        segment.scanner.at_end()
         if not segment.tasks:
             _erase(names, segment, fd)
             return True
@@ -95,7 +97,6 @@ def _whole(segment: Segment) -> Iterator[int | None]:
 def _erase(names: StoreNames, segment: Segment, fd: int) -> None:
     # Should the unlink be undone by a power cut, the removals must be there to be read.
     files.fsync(fd)
-    segment.scanner.at_end()
     if segment.is_damaged:
         files.rename(segment.path, _free_name(segment.path + ASIDE_SUFFIX))
         files.fsync_directory(names.path)
@@ -144,7 +145,7 @@ def _live_chunks(segment: Segment) -> Iterator[bytes]:
     block: list[bytes] = []
     size = 0
     for entry in sorted(segment.tasks.values(), key=_offset):
-        line = files.read_at(segment.fd, entry.length, entry.offset)
+        line = _line(segment, entry)
         block.append(b"\n%b\n" % line)
         block += [log_records.run(entry.id, entry.nonce, run) for run in entry.runs]
         size += len(line)
@@ -153,6 +154,14 @@ def _live_chunks(segment: Segment) -> Iterator[bytes]:
             block, size = [], 0
     if block:
         yield b"".join(block)
+
+
+def _line(segment: Segment, entry: Entry) -> bytes:
+    # A copy that is less than the record must not replace it.
+    try:
+        return segment.line(entry)
+    except ValueError as error:
+        raise OSError(errno.EIO, str(error), segment.path) from error
 
 
 def _offset(entry: Entry) -> int:

@@ -110,7 +110,9 @@ class DirectoryWatch:
 
     def wait_for_wake(self, timeout: float) -> None:
         """Sleep, unless :meth:`wake` is called; changes of the directory are kept for later."""
-        select.select([self._wake_read], [], [], timeout)
+        poller = select.poll()  # unlike select() it takes any descriptor
+        poller.register(self._wake_read, select.POLLIN)
+        poller.poll(timeout * 1000)
 
     def changed(self) -> set[str] | None:
         """The names that changed since the last call; ``None`` if not known: look at all."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 from deferred_django.backends.disk import files, locks
@@ -12,6 +13,9 @@ from deferred_django.backends.disk.segment import Segment
 from deferred_django.backends.disk.segment_set import SegmentSet
 
 logger = logging.getLogger("deferred_django.disk")
+
+FIRST_PAUSE, MAX_PAUSE = 0.5, 30.0
+"""Seconds between the timer's fsyncs of a file whose fsync fails, doubling."""
 
 
 class WorkerAppends:
@@ -42,15 +46,18 @@ class WorkerAppends:
         files.append_record(segment.fd, record)
         segment.unsynced_adds.append(record)
 
-    def sync(self, *, free_ones: bool) -> OSError | None:
+    def sync(self, *, free_ones: bool, patient: bool = False) -> OSError | None:
         """Fsync what was appended; with ``free_ones`` also, once, what a dead owner left unsynced.
 
+        With ``patient``, a file whose fsync fails is tried more and more seldom: each failure has
+        everything in question appended again.
         Returns the error of an fsync that failed; what it may have lost is being written anew.
         """
         failed = None
-        for segment, appended, adds in self._jobs(free_ones=free_ones):
+        for segment, appended, adds in self._jobs(free_ones=free_ones, patient=patient):
             try:
                 files.fsync(segment.fd)
+                segment.sync_pause = 0.0
             except OSError as error:
                 failed = error
                 logger.error("%s: what was appended is not durable: %s", segment.path, error)
@@ -60,13 +67,21 @@ class WorkerAppends:
                     segment.users -= 1
         return failed
 
-    def _jobs(self, *, free_ones: bool) -> list[tuple[Segment, list[bytes], list[bytes]]]:
+    def _jobs(
+        self, *, free_ones: bool, patient: bool
+    ) -> list[tuple[Segment, list[bytes], list[bytes]]]:
         jobs = []
+        now = time.monotonic()
         with self._mutex:
             for segment in self._segments.all_open():
+                if patient and segment.sync_pause and now < segment.sync_again_at:
+                    continue
                 dirty = bool(segment.unsynced or segment.unsynced_adds)
                 if free_ones and segment.writable:
-                    free = not locks.is_owned(segment.fd)
+                    try:
+                        free = not locks.is_owned(segment.fd)
+                    except OSError:
+                        free = False  # it is looked at again the next time
                     dirty = dirty or (free and not segment.is_synced_free)
                     segment.is_synced_free = free
                 if dirty:
@@ -78,18 +93,23 @@ class WorkerAppends:
     def _set_right(self, segment: Segment, appended: list[bytes], adds: list[bytes]) -> None:
         """A failed fsync is a lost write: removals are appended again, tasks move elsewhere."""
         segment.failed_fsyncs += 1  # before the lists are taken: see append()
+        segment.sync_pause = min(max(segment.sync_pause * 2, FIRST_PAUSE), MAX_PAUSE)
+        segment.sync_again_at = time.monotonic() + segment.sync_pause
         with self._mutex:
             segment.is_synced_free = False
             appended = appended + segment.unsynced
             adds = adds + segment.unsynced_adds
             segment.unsynced, segment.unsynced_adds = appended, []
-        if not files.is_at_path(segment.fd, segment.path):
-            return  # replaced: a compaction made what it copied durable
         try:
+            if not files.is_at_path(segment.fd, segment.path):
+                return  # replaced: a compaction made what it copied durable
+            if adds:
+                # On a descriptor of its own: this process's claims are no obstacle to themselves.
+                own = Segment.open(segment.name, segment.path)
+                self._rescue(Rescue(own, adds, close_when_done=True))
+                adds = []
             files.append_record(segment.fd, b"".join(appended) or b"\n")
         except OSError as error:
             logger.error("%s: %s", segment.path, error)
-        if adds:
-            # On a descriptor of its own: this process's claims are no obstacle to themselves.
-            own = Segment.open(segment.name, segment.path)
-            self._rescue(Rescue(own, adds, close_when_done=True))
+            with self._mutex:
+                segment.unsynced_adds = adds + segment.unsynced_adds

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 
 from deferred_django import ids
 from deferred_django.backends.base import WorkerInfo
-from deferred_django.backends.disk import files, locks
+from deferred_django.backends.disk import descriptors, files, locks
 from deferred_django.backends.disk.names import StoreNames
 
+EMPTY_SECONDS = 60.0
 _MAX_BYTES = 64 * 1024
 
 
@@ -24,6 +25,7 @@ class WorkerFiles:
         self._names = names
         self._permissions = file_permissions
         self._own: tuple[int, str] | None = None
+        descriptors.on_fork(self.reset)
 
     def reset(self) -> None:
         """In a forked child: the entry is the parent's."""
@@ -44,8 +46,12 @@ class WorkerFiles:
         }
         fd = files.create_file(path, os.O_RDWR, self._permissions)
         self._own = (fd, path)
-        locks.try_whole(fd)
-        files.write(fd, json.dumps(content).encode("ascii") + b"\n")
+        try:
+            locks.try_whole(fd)
+            files.append_record(fd, json.dumps(content).encode("ascii") + b"\n")
+        except OSError:
+            self.stop()
+            raise
 
     def stop(self) -> None:
         """Take this process off the list."""
@@ -96,8 +102,10 @@ class WorkerFiles:
             with contextlib.suppress(OSError):
                 fd = files.open_file(path, os.O_RDWR)
                 try:
-                    # An empty file may be a worker's that has not locked it yet.
-                    if os.fstat(fd).st_size and locks.try_whole(fd):
+                    # A new empty file may be a worker's that has not locked it yet.
+                    status = os.fstat(fd)
+                    new = not status.st_size and time.time() - status.st_mtime < EMPTY_SECONDS
+                    if not new and locks.try_whole(fd):
                         if files.is_at_path(fd, path):
                             files.unlink(path)
                         locks.release_whole(fd)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from deferred_django.backends.disk import files, ownership
 from deferred_django.backends.disk.names import StoreNames
 from deferred_django.backends.disk.ownership import OwnedSegment
-from deferred_django.backends.disk.rescue import Rescue, withdraw
+from deferred_django.backends.disk.rescue import Rescue, Rescues, withdraw
 
 logger = logging.getLogger("deferred_django.disk")
 
@@ -56,13 +56,17 @@ class SegmentWriter:
         """Own nothing (also in a forked child, whose descriptors are closed already)."""
         self._mutex = threading.Lock()
         self._sync_lock = threading.Lock()
+        self._distrusted: set[str] = set()
+        """Names of segments whose fsync failed in this process: never adopted."""
+        self._limit = float(self.rotate_bytes)
+        self._forget()
+
+    def _forget(self) -> None:
         self._current: OwnedSegment | None = None
         self._retired: list[OwnedSegment] = []
         self._failed: list[OwnedSegment] = []
-        self._distrusted: set[str] = set()
-        """Names of segments whose fsync failed in this process: never adopted."""
-        self._rescues: list[Rescue] = []
-        self._limit = float(self.rotate_bytes)
+        self._retired_bytes = 0
+        self._rescues = Rescues()
 
     # -- appending -----------------------------------------------------------------------------
 
@@ -72,14 +76,14 @@ class SegmentWriter:
         With ``sync_each`` the disk has it on return. After an ``OSError`` the task is not in the
         store.
         """
+        if not self._sync_each and self._waiting_bytes() > UNSYNCED_BYTES:
+            self._make_room()  # first: what fails after the write would fail a task that runs
         with self._mutex:
             segment = self._append(record)
             number = segment.added
         self._sync_soon()
         if self._sync_each:
             self._sync_through(segment, number)
-        elif segment.size - segment.synced_size > UNSYNCED_BYTES:
-            self.sync()
 
     def _append(self, record: bytes) -> OwnedSegment:
         segment = self._current
@@ -104,14 +108,31 @@ class SegmentWriter:
         Where next to nothing of it was finished the backlog grows, and so does the next limit:
         a long queue is a few large files rather than thousands of small ones.
         """
-        self._retired.append(segment)
-        self._current = None
+        self._retire(segment)
         added_bytes = segment.added_bytes + sum(map(len, segment.unsynced))
         finished = max(0, segment.size - added_bytes) / _FINISHED_BYTES
         if finished < segment.added / 3:
             self._limit = min(self._limit * GROWTH, MAX_ROTATE_BYTES)
         else:
             self._limit = float(self.rotate_bytes)
+
+    def _retire(self, segment: OwnedSegment) -> None:
+        self._retired.append(segment)
+        self._retired_bytes += segment.size - segment.synced_size
+        self._current = None
+
+    def _waiting_bytes(self) -> int:
+        """About how much is in memory until an fsync has covered it."""
+        segment = self._current
+        own = segment.size - segment.synced_size if segment is not None else 0
+        return own + self._retired_bytes + self._rescues.size
+
+    def _make_room(self) -> None:
+        with self._sync_lock:
+            errors = [*self._sync_all().values(), _NOT_YET]
+            error = self._rescues.proceed_if_due(self._write_anew) or errors[0]
+        if self._waiting_bytes() > UNSYNCED_BYTES:
+            raise OSError(error.errno, f"too much is not durable: {error.strerror}", error.filename)
 
     # -- fsync ---------------------------------------------------------------------------------
 
@@ -130,7 +151,7 @@ class SegmentWriter:
         """
         with self._sync_lock:
             errors = self._sync_all()
-            error = self._mend()
+            error = self._rescues.proceed(self._write_anew)
             if self._rescues:
                 raise error or next(iter(errors.values()), _NOT_YET)
 
@@ -138,7 +159,7 @@ class SegmentWriter:
         """What the timer calls: sync, let go when idle. ``False`` when nothing is left to do."""
         with self._sync_lock:
             self._sync_all()
-            self._mend()
+            self._rescues.proceed_if_due(self._write_anew)
             with self._mutex:
                 segment = self._current
                 if segment is not None:
@@ -158,7 +179,7 @@ class SegmentWriter:
             for segment, _ in jobs:
                 segment.added_bytes += sum(map(len, segment.unsynced))
                 segment.unsynced, segment.synced_size = [], segment.size
-            self._retired = []
+            self._retired, self._retired_bytes = [], 0
         errors: dict[OwnedSegment, OSError] = {}
         for (segment, retired), (batch, added) in zip(jobs, batches, strict=True):
             try:
@@ -196,10 +217,10 @@ class SegmentWriter:
             self._failed.append(segment)
         logger.error("%s: %d tasks are not durable there: %s", segment.path, len(batch), error)
         if self._sync_each:
-            withdraw(segment.reader(), batch)
+            self._withdraw(segment, batch)
         elif batch:
-            self._rescues.append(Rescue(segment.reader(), batch))
-        busy = {rescue.path for rescue in self._rescues}
+            self._rescues.add(Rescue(segment.reader(), batch))
+        busy = self._rescues.paths()
         done_with = [old for old in self._failed if old.path not in busy][:-FAILED_KEPT]
         for old in done_with:
             self._failed.remove(old)
@@ -209,19 +230,11 @@ class SegmentWriter:
         """Write adds anew that another descriptor's failed fsync may have lost."""
         with self._sync_lock:
             self._distrusted.add(rescue.name)
-            self._rescues.append(rescue)
-
-    def _mend(self) -> OSError | None:
-        """Write what failed into a new segment; what runs elsewhere now waits for a later call."""
-        for rescue in list(self._rescues):
-            try:
-                done = rescue.proceed(self._write_anew)
-            except OSError as error:
-                logger.error("%s: tasks still wait to be written anew: %s", rescue.path, error)
-                return error
-            if done:
-                self._rescues.remove(rescue)
-        return None
+            with self._mutex:
+                # Written anew into the same file, they would be removed there with the old ones.
+                if self._current is not None and self._current.name == rescue.name:
+                    self._retire(self._current)
+            self._rescues.add(rescue)
 
     def _write_anew(self, batch: list[bytes]) -> None:
         """Append and fsync all of the batch; after an ``OSError`` none of it is left anywhere."""
@@ -235,24 +248,27 @@ class SegmentWriter:
                 raise errors[segment]
         except OSError:
             # The batch stays with its first rescue, to be tried again: copies must not multiply.
-            names = {segment.name for segment in used}
-            self._rescues = [rescue for rescue in self._rescues if rescue.name not in names]
+            self._rescues.leave({segment.name for segment in used}, batch)
             for segment in used:
-                withdraw(segment.reader(), batch)
+                self._withdraw(segment, batch)
             raise
+
+    @staticmethod
+    def _withdraw(segment: OwnedSegment, batch: list[bytes]) -> None:
+        try:
+            withdraw(segment.reader(), batch)
+        except OSError as error:
+            logger.error("%s: tasks that were refused may run: %s", segment.path, error)
 
     # -- the end -------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """Fsync and let go of everything. Raises ``OSError`` if something is not durable."""
-        try:
-            self.sync()
-        finally:
-            with self._sync_lock, self._mutex:
-                held = [*self._retired, *self._failed]
-                if self._current is not None:
-                    held.append(self._current)
-                self._retired, self._failed, self._rescues = [], [], []
-                self._current = None
-                for segment in held:
-                    segment.release()
+    def let_go(self) -> None:
+        """Own nothing any more. What is to be durable was synced before."""
+        with self._sync_lock, self._mutex:
+            held = [*self._retired, *self._failed]
+            if self._current is not None:
+                held.append(self._current)
+            self._rescues.close()
+            for segment in held:
+                segment.release()
+            self._forget()
