@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deferred_django.backends.disk import dead_tasks_file, records
+from deferred_django.backends.disk import dead_tasks_file, records, scanner
 from tests.disk.dlq import assert_at_rest, data_file, line, open_store
 
 WHOLE = st.builds(
@@ -70,7 +70,7 @@ def test_any_bytes(chunk: int) -> None:
     def check(content: bytes) -> None:
         with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
             patch.setattr(os, "fsync", lambda fd: None)
-            patch.setattr(records, "CHUNK_BYTES", chunk)
+            patch.setattr(scanner, "CHUNK_BYTES", chunk)
             patch.setattr(dead_tasks_file, "BACKWARD_BYTES", chunk)
             check_file(Path(directory), content)
 

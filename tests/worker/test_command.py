@@ -105,6 +105,8 @@ def test_wrong_options_are_refused(deferred_store: Backend, option: str, value: 
     ("option", "value"),
     [
         ("processes", 0),
+        ("processes", 100_000),
+        ("threads", 1_000_000),
         ("threads", True),
         ("threads", 1.5),
         ("max_tasks", "many"),

@@ -22,6 +22,8 @@ from deferred_django.worker import Worker
 from deferred_django.worker_process import run_here
 
 TASKS_MODULE = "tasks"
+MAX_PROCESSES, MAX_THREADS = 512, 1000
+"""A slip of the hand must not bring the machine down."""
 _QUEUE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 
 
@@ -37,10 +39,10 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         """Add the options."""
         parser.add_argument(
-            "--processes", type=_option(positive_int), default=1, help="How many processes."
+            "--processes", type=_option(process_count), default=1, help="How many processes."
         )
         parser.add_argument(
-            "--threads", type=_option(positive_int), default=4, help="How many in each process."
+            "--threads", type=_option(thread_count), default=4, help="How many in each process."
         )
         parser.add_argument(
             "--queues",
@@ -67,8 +69,8 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Work."""
-        processes = _checked("processes", positive_int, options["processes"])
-        threads = _checked("threads", positive_int, options["threads"])
+        processes = _checked("processes", process_count, options["processes"])
+        threads = _checked("threads", thread_count, options["threads"])
         shutdown_timeout = _checked("shutdown_timeout", seconds, options["shutdown_timeout"])
         max_tasks = options["max_tasks"]
         if max_tasks is not None:
@@ -173,6 +175,22 @@ def positive_int(value: Any) -> int:
     if isinstance(value, bool) or not text.isascii() or not text.isdigit() or int(text) < 1:
         raise ValueError("it must be a whole number of 1 or more")
     return int(text)
+
+
+def process_count(value: Any) -> int:
+    """How many processes; ``ValueError`` also for a number that can only be a slip."""
+    return _at_most(MAX_PROCESSES, positive_int(value))
+
+
+def thread_count(value: Any) -> int:
+    """How many threads; ``ValueError`` also for a number that can only be a slip."""
+    return _at_most(MAX_THREADS, positive_int(value))
+
+
+def _at_most(limit: int, number: int) -> int:
+    if number > limit:
+        raise ValueError(f"it must be {limit} at most")
+    return number
 
 
 def seconds(value: Any) -> float:
