@@ -165,7 +165,7 @@ class Supervisor:
     def _start(self, child: _Child) -> None:
         connections.close_before_fork()
         for stream in (sys.stdout, sys.stderr):  # a child must not print it again
-            with contextlib.suppress(OSError):  # nobody reads it any more
+            with contextlib.suppress(OSError, AttributeError):  # nobody reads it; it is closed
                 stream.flush()
         control, child.control = os.pipe()
         child.started_at = time.monotonic()

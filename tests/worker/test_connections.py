@@ -48,8 +48,13 @@ def honest_sqlite(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("honest_sqlite")
-@pytest.mark.parametrize("is_async", [False, True])
-@pytest.mark.parametrize("habit", sorted(database_tasks.HABITS))
+@pytest.mark.parametrize(
+    ("habit", "is_async"),
+    [
+        *((habit, False) for habit in sorted(database_tasks.HABITS)),
+        *((habit, True) for habit in ("end_session", "leave_block", "fail_in_hook")),
+    ],
+)
 def test_what_a_task_leaves_behind_does_not_reach_the_next(
     queue: Queue, backend: MemoryBackend, habit: str, is_async: bool
 ) -> None:

@@ -183,7 +183,7 @@ def test_the_task_starts_elsewhere_only_when_the_process_is_gone(
     claim = store.claim()
     assert not is_alive(pid)
     store.queue.release(claim)
-    assert stopped(worker, within=2)
+    assert stopped(worker, within=3)
     assert_untouched(store, task_id)
 
 

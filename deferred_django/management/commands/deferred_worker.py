@@ -112,7 +112,7 @@ class Command(BaseCommand):
 
     def say(self, what: str) -> None:
         """Print a line; whether anybody reads it does not matter to the work."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, AttributeError):  # sys.stdout is None where it is closed
             self.stdout.write(f"deferred_worker: {what}")
             self.stdout.flush()
 
