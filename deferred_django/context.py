@@ -46,7 +46,7 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"not a task's context: {name} is not JSON")
 
 
-_from_json = json.JSONDecoder(parse_constant=_refuse_constant).decode
+_from_json = json.JSONDecoder(parse_constant=_refuse_constant).raw_decode
 
 
 @dataclass(slots=True)
@@ -224,9 +224,9 @@ def displayed(data: bytes) -> dict[str, Any]:
 
 def _read(data: bytes) -> dict[str, Any]:
     try:
-        values = _from_json(data.decode("ascii"))
+        values, end = _from_json(data.decode("ascii"))
     except RecursionError:
         raise ValueError("not a task's context: it is nested too deep") from None
-    if not isinstance(values, dict):
+    if not isinstance(values, dict) or end != len(data):
         raise ValueError("not a task's context: it is not an object")
     return values

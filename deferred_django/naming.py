@@ -34,11 +34,11 @@ def find(name: str) -> object:
     such attribute.
     """
     module_name, _, attribute = name.rpartition(".")
-    if module_name in ("", MAIN) or not all(map(str.isidentifier, name.split("."))):
-        raise LookupError(f"{name!r} is not the dotted name of a function in a module")
     found = find_imported(module_name, attribute)
     if found is not None:
         return found
+    if module_name in ("", MAIN) or not all(map(str.isidentifier, name.split("."))):
+        raise LookupError(f"{name!r} is not the dotted name of a function in a module")
     # Imported by another thread just now, it is in sys.modules already: this waits for the end.
     try:
         module = importlib.import_module(module_name)

@@ -17,7 +17,7 @@ earlier one. On the disk a record has a newline in front of it and one behind it
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 from zlib import crc32
 
 from deferred_django import ids
@@ -27,8 +27,7 @@ from deferred_django.backends.disk import records
 QUEUE_PATTERN = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(NamedTuple):
     """One start of a task that has neither ended nor been put back."""
 
     worker: str
@@ -69,9 +68,8 @@ def names_in(body: bytes) -> tuple[str, str]:
 
 def run(task_id: str, nonce: str, run: Run) -> bytes:
     """The bytes to append when a task starts."""
-    return _framed(
-        f"run:{task_id}:{nonce}:{run.worker}:{run.boot_id}:{run.started_ms}".encode("ascii")
-    )
+    worker, boot_id, started_ms = run
+    return _framed(f"run:{task_id}:{nonce}:{worker}:{boot_id}:{started_ms}".encode("ascii"))
 
 
 def end(task_id: str, nonce: str) -> bytes:
