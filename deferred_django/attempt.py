@@ -8,11 +8,15 @@ decimal context and context variables of one task never reach the next. ``System
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import inspect
 import os
+import sys
+import traceback
 from collections.abc import Awaitable
 from types import TracebackType
+from typing import NoReturn
 
 from asgiref.sync import async_to_sync
 from django.core.cache import caches
@@ -54,7 +58,7 @@ def run_attempt(
             own.run(_close_caches)
     if os.getpid() != pid:
         # The task forked and its child came back here, where only the parent has a claim.
-        os._exit(0)
+        _end_child(error)
     failure = None
     if error is not None:
         error = BaseException.with_traceback(error, _without_own_frames(error.__traceback__))
@@ -62,6 +66,20 @@ def run_attempt(
     if check_connections:
         connections.after_task()
     return failure
+
+
+def _end_child(error: BaseException | None) -> NoReturn:
+    """End a forked child as Python would have ended it at the end of its program."""
+    code = 0
+    if isinstance(error, SystemExit):
+        code = 0 if error.code is None else error.code if isinstance(error.code, int) else 1
+    elif error is not None:
+        code = 1
+        traceback.print_exception(error)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, AttributeError):
+            stream.flush()
+    os._exit(code)
 
 
 def _wait_after(error: BaseException, current: CurrentTask) -> float | None:
@@ -134,12 +152,12 @@ def _in_event_loop() -> bool:
     return True
 
 
-def _without_own_frames(traceback: TracebackType | None) -> TracebackType | None:
+def _without_own_frames(whole: TracebackType | None) -> TracebackType | None:
     # People want to see their code; if it was never reached, the frames stay.
-    inner = traceback
+    inner = whole
     while inner is not None and inner.tb_frame.f_code.co_filename in _OWN_FILES:
         inner = inner.tb_next
-    return inner or traceback
+    return inner or whole
 
 
 def _close_caches() -> None:

@@ -58,10 +58,12 @@ def die():
 
 @deferred
 def fork():
-    if os.fork() == 0:
-        note("child")
-        return
-    note("parent")
+    for end in (lambda: None, lambda: sys.exit(3)):
+        pid = os.fork()
+        if pid == 0:
+            note("child")
+            return end()
+        note("child's code", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
 
 
@@ -126,7 +128,8 @@ def test_a_drain_runs_what_is_due(project: Project, store: Store) -> None:
     notes = Counter(project.notes())
     assert all(notes[f"hello {number}"] == 1 for number in range(50))
     assert all(notes[f"attempt {kind}"] == 2 for kind in ("exit", "interrupt", "value"))
-    assert notes["child"] == notes["parent"] == 1  # the child does not act for its parent
+    # A child that a task forks does not act for its parent.
+    assert (notes["child"], notes["child's code 0"], notes["child's code 3"]) == (2, 1, 1)
     assert store.pending() == 2
     # C37
     assert [dead[1] for dead in store.dead()] == ["KeyboardInterrupt", "SystemExit", "ValueError"]
