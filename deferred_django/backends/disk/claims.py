@@ -12,6 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Collection, Iterator
+from functools import partial
 
 from deferred_django.backends.disk import files, locks, tidy
 from deferred_django.backends.disk.due_index import DueIndex
@@ -39,7 +40,7 @@ class Claims:
         taken: list[Entry] = []
         overgrown: dict[Segment, bool] = {}
         while len(taken) < limit:
-            candidates = self._candidates(queues, exclude)
+            candidates = iter(partial(self._index.pop, queues, exclude), None)
             try:
                 locked = self._lock(candidates, limit - len(taken), overgrown)
             except OSError as error:
@@ -55,12 +56,6 @@ class Claims:
     def take_these(self, entries: list[Entry]) -> list[Entry]:
         """Claim those of the given tasks that nobody holds."""
         return self._confirm(self._lock(iter(entries), len(entries), None))
-
-    def _candidates(
-        self, queues: Collection[str] | None, exclude: Collection[str]
-    ) -> Iterator[Entry]:
-        while (entry := self._index.pop(queues, exclude)) is not None:
-            yield entry
 
     def _lock(
         self, candidates: Iterator[Entry], limit: int, overgrown: dict[Segment, bool] | None
@@ -122,17 +117,20 @@ class Claims:
                     confirmed.append(entry)
         return confirmed
 
-    def with_payload(self, entry: Entry) -> Iterator[tuple[Entry, bytes]]:
-        """The claimed task with its context; nothing, and no claim, if that cannot be read."""
-        try:
-            yield entry, entry.segment.payload(entry)
-        except ValueError as error:
-            logger.error("a task is left alone: %s", error)
-            entry.segment.unknown_records += 1
-            self.let_go(entry)
-        except OSError as error:
-            logger.error("a task is tried again later: %s", error)
-            self.give_back(entry)
+    def with_payloads(self, taken: list[Entry]) -> list[tuple[Entry, bytes]]:
+        """Claimed tasks with their contexts; one whose context cannot be read is let go."""
+        pairs = []
+        for entry in taken:
+            try:
+                pairs.append((entry, entry.segment.payload(entry)))
+            except ValueError as error:
+                logger.error("a task is left alone: %s", error)
+                entry.segment.unknown_records += 1
+                self.let_go(entry)
+            except OSError as error:
+                logger.error("a task is tried again later: %s", error)
+                self.give_back(entry)
+        return pairs
 
     def finish(self, entry: Entry) -> None:
         """Free the claim of a task whose ``rem`` or next ``add`` is written.

@@ -71,18 +71,20 @@ class DueIndex:
     def pop(self, queues: Collection[str] | None, exclude: Collection[str]) -> Entry | None:
         """The task to try next: the highest priority, then the soonest due."""
         best: list[tuple[int, int, int, Entry]] | None = None
-        for name in list(self._due):
-            heap = self._due[name]
+        drained = []
+        for name, heap in self._due.items():
             while heap and (heap[0][3].gone or heap[0][3].claimed):
                 heapq.heappop(heap)
             if not heap:
-                del self._due[name]
+                drained.append(name)
             elif (
                 (queues is None or name in queues)
                 and name not in exclude
                 and (best is None or heap[0] < best[0])
             ):
                 best = heap
+        for name in drained:
+            del self._due[name]
         return heapq.heappop(best)[3] if best is not None else None
 
     def seconds_to_next(self, now_ms: int, monotonic: float) -> float | None:

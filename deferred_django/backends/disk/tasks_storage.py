@@ -160,7 +160,7 @@ class TasksStorage:
                 taken = self._claims.take_these(named[:limit])
             if taken:
                 self._waiter.not_in_vain()
-            claimed = [pair for entry in taken for pair in self._claims.with_payload(entry)]
+            claimed = self._claims.with_payloads(taken)
         self._syncer.soon()
         return claimed
 
