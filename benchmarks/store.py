@@ -1,8 +1,9 @@
 """``python -m benchmarks.store``: what the disk backend does per second, beside its floor.
 
-Enqueue, claim-run-remove by one real worker process, and the dead-task add are measured in rounds,
-one after the other in each, so that a noisy moment of the machine hits the floor as well; the
-medians are printed. Idle latency is from the call of ``enqueue`` to the task's first line, in a
+Enqueue, claim-run-remove by one real worker process, and the dead-task add are measured beside
+their floor: in slices of a few milliseconds that alternate, or with the floor before and after, so that
+a noisy moment of the machine hits both. The medians of the rates are printed, and the median of the
+ratios within the pairs. Idle latency is from the call of ``enqueue`` to the task's first line, in a
 worker that has nothing else to do.
 """
 
@@ -20,6 +21,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import django
 
@@ -31,13 +33,15 @@ from django.test.utils import override_settings  # noqa: E402
 from benchmarks import floors, tasks  # noqa: E402
 from deferred_django import get_backend  # noqa: E402
 
+SLICE = 500
+"""Tasks: some ten milliseconds, short beside what disturbs a machine."""
 LATENCY_PAUSE = 0.05
 TIMEOUT = 120.0
 
 
 @dataclass
 class Measured:
-    """One kind of work: its rates per second and its floor's, one of each per round."""
+    """One kind of work: its rates per second and its floor's, in pairs measured together."""
 
     name: str
     wanted: float | None = None
@@ -47,8 +51,9 @@ class Measured:
 
     @property
     def ratio(self) -> float:
-        """The median rate in floors."""
-        return statistics.median(self.rates) / statistics.median(self.floors)
+        """The median of the rates in floors."""
+        pairs = zip(self.rates, self.floors, strict=True)
+        return statistics.median(rate / floor for rate, floor in pairs)
 
     def row(self) -> tuple[str, ...]:
         """The cells of its line in the table."""
@@ -133,21 +138,26 @@ def _measure_tasks(path: Path, count: int, enqueue: Measured, run: Measured) -> 
     tasks.nothing.enqueue(-1, count - 1)  # the first one makes the segment
     segment = next(file for file in path.iterdir() if file.stat().st_size)
     record = floors.first_record(segment)
-    floor = floors.records_per_second(path / "floor", record, count, fsync=False)
-    enqueue.floors.append(floor)
-    run.floors.append(floor)
-
-    start = time.perf_counter()
-    for number in range(count):
-        tasks.nothing.enqueue(number, count - 1)
-    enqueue.rates.append(count / (time.perf_counter() - start))
+    for first in range(0, count, SLICE):
+        numbers = range(first, min(first + SLICE, count))
+        enqueue.floors.append(_floor(path, record, len(numbers)))
+        start = time.perf_counter()
+        for number in numbers:
+            tasks.nothing.enqueue(number, count - 1)
+        enqueue.rates.append(len(numbers) / (time.perf_counter() - start))
 
     get_backend().close()
+    before = _floor(path, record, count)
     worker = _worker(path, "--drain")
     if worker.wait(TIMEOUT) != 0:
         sys.exit(f"the worker ended with exit code {worker.returncode}")
     times = _read_times(path)
     run.rates.append((count - 1) / ((times[count - 1] - times[0]) / 1e9))
+    run.floors.append(statistics.mean((before, _floor(path, record, count))))
+
+
+def _floor(path: Path, record: tuple[bytes, Any], count: int) -> float:
+    return floors.records_per_second(path / "floor", record, count, fsync=False)
 
 
 def _measure_dead_tasks(path: Path, count: int, dead: Measured) -> None:
