@@ -15,7 +15,7 @@ from deferred_django.event_loop import EventLoop
 from deferred_django.hold import Abandoned, Hold
 from deferred_django.queue import MAX_CRASHES, UNREADABLE_TASK, Queue
 from deferred_django.retry import RetryDecision
-from deferred_django.task import resolve_task
+from deferred_django.task import DeferredTask, resolve_task
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 """Seconds between the tries to write an outcome, doubling."""
@@ -40,13 +40,15 @@ def execute(
     hold: Hold | None = None,
     loop: EventLoop | None = None,
     check_connections: bool = False,
+    resolve: Callable[[str], DeferredTask[..., object]] = resolve_task,
 ) -> Outcome:
     """Run one attempt of a claimed task in this thread and write what came of it.
 
     ``async def`` tasks run on ``loop``, or without one on a loop that lives for this call only.
     ``check_connections`` says that the thread does nothing but run tasks (see
-    :mod:`deferred_django.connections`). Raises ``OSError`` only without a ``hold`` that has a
-    ``stopping`` event, and :class:`Abandoned` if the claim was taken away.
+    :mod:`deferred_django.connections`), ``resolve`` finds a task by its name. Raises ``OSError``
+    only without a ``hold`` that has a ``stopping`` event, and :class:`Abandoned` if the claim was
+    taken away.
     """
     hold = hold or Hold()
     hold.claim = claim
@@ -60,7 +62,7 @@ def execute(
     if claim.crashes >= MAX_CRASHES:
         return _end_lost(queue, claim, context, hold)
     try:
-        task = resolve_task(context.task)
+        task = resolve(context.task)
     except Exception as error:  # the import of a project's module may raise anything
         return _end_unknown(queue, claim, context, error, hold)
     try:

@@ -8,6 +8,7 @@ let go, so that a slow task never keeps others waiting that another process coul
 from __future__ import annotations
 
 import enum
+import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from deferred_django.housekeeping import Housekeeper, close_for_async
 from deferred_django.pool import Bell, Pool
 from deferred_django.quarantine import Quarantine
 from deferred_django.queue import Queue
+from deferred_django.task import resolve_task
 
 UNSTARTED_SECONDS = 0.2
 """A claim that no thread has begun with is let go after this time."""
@@ -32,6 +34,10 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 """Seconds without claims after an error of the store, doubling."""
 ABANDON_SECONDS = 0.5
 """How long a stop waits for calls to the store that are under way."""
+
+
+# The code of a worker process does not change; a name that is not found is looked for again.
+_resolve = functools.lru_cache(maxsize=4096)(resolve_task)
 
 
 class Ended(enum.Enum):
@@ -222,6 +228,7 @@ class Worker:
                 hold=hold,
                 loop=event_loop.process_loop(),
                 check_connections=True,
+                resolve=_resolve,
             )
         except Abandoned:
             if hold.taken is not claim:  # a stop came between two calls on the claim
