@@ -109,8 +109,7 @@ class Worker:
         try:
             self._pool.start()
             housekeeper.start()
-            # A store is watched from the first wait on.
-            self._guarded("Watching the store", lambda: self._backend.wait(0))
+            self._backend.wait(0)  # a store is watched from the first wait on
             while not self._stop:
                 try:
                     reached = self._step()

@@ -70,6 +70,32 @@ def test_a_retry_in_a_segment_that_this_process_owns_is_not_lost(
     assert run_all(opener()) == [b"again"]
 
 
+def test_a_retry_that_was_compacted_and_run_is_not_rescued(
+    monkeypatch: pytest.MonkeyPatch, opener: Opener, producer: TasksStorage
+) -> None:
+    """Its bytes in the file that was replaced say that it waits."""
+    monkeypatch.setattr(tidy, "COMPACT_BYTES", 100)
+    task_id = add(producer, b"first")
+    for _ in range(20):
+        add(producer)
+    producer.close()
+    worker, other = opener(fsync_frequency=600), opener()
+    for entry in claim(worker):
+        worker.start(entry)
+        if entry.id == task_id:
+            worker.reschedule(entry, b"again", 0.0)
+        else:
+            worker.complete(entry)
+    failing = fail_always(monkeypatch, "fsync", EIO)
+    with pytest.raises(OSError, match="Input/output"):
+        worker.sync()
+    failing.clear()
+    other.maintain()
+    assert run_all(other) == [b"again"]
+    worker.sync()
+    assert run_all(opener()) == []
+
+
 def test_a_failed_rescue_forgets_nothing_else(
     monkeypatch: pytest.MonkeyPatch, opener: Opener
 ) -> None:
@@ -101,6 +127,106 @@ def test_a_failed_rescue_forgets_nothing_else(
     claimed = opener().claim(10, None, (), None)
     assert sorted(payload for _, payload in claimed) == [b"1", b"2"]
     assert {os.fstat(entry.segment.fd).st_ino for entry, _ in claimed} <= synced
+
+
+def test_a_copy_that_runs_already_is_not_made_again(
+    monkeypatch: pytest.MonkeyPatch, opener: Opener
+) -> None:
+    """A rescue fails after its copy was appended, and a worker was faster than its withdrawal."""
+    producer, worker = opener(fsync_frequency=600), opener()
+    add(producer, b"1")
+    ran: list[bytes] = []
+    failing = [1]
+    real = files.fsync
+
+    def fsync(fd: int) -> None:
+        if failing:
+            if len(segments(Path(producer.names.path))) == 2:
+                ran.extend(run_all(worker))
+            raise EIO
+        real(fd)
+
+    monkeypatch.setattr(files, "fsync", fsync)
+    with contextlib.suppress(OSError):
+        producer.sync()
+    assert ran == [b"1"]
+    failing.clear()
+    for _ in range(3):
+        producer.sync()
+    assert run_all(opener()) == []
+
+
+def test_a_rescue_onto_a_full_disk_runs_the_task_once(
+    monkeypatch: pytest.MonkeyPatch, opener: Opener
+) -> None:
+    """The old record cannot be removed yet: its claim keeps it from running beside its copy."""
+    producer, worker = opener(fsync_frequency=600), opener()
+    add(producer, b"1")
+    failed = fail_once(monkeypatch, "fsync", EIO)
+    failing = fail_always(
+        monkeypatch,
+        "write",
+        OSError(errno.ENOSPC, "No space left on device", "injected"),
+        when=lambda fd, data: b":rem:" in data,
+    )
+    with pytest.raises(OSError, match="Input/output"):
+        producer.sync()
+    assert failed
+    claimed = claim(worker)
+    assert len(claimed) == 1
+    failing.clear()
+    finish(worker, claimed[0])
+    producer.sync()
+    producer.close()
+    assert run_all(opener()) == []
+
+
+def test_a_short_read_leaves_no_task_alone(
+    monkeypatch: pytest.MonkeyPatch, producer: TasksStorage, worker: TasksStorage
+) -> None:
+    add(producer, b"1")
+    [(entry, _)] = worker.survey()
+    real = files.read_at
+    shortened: list[int] = []
+
+    def short(fd: int, size: int, offset: int) -> bytes:
+        data = real(fd, size, offset)
+        if size == entry.length and not shortened:
+            shortened.append(1)
+            return data[:-1]
+        return data
+
+    monkeypatch.setattr(files, "read_at", short)
+    assert run_all(worker) == []
+    assert shortened
+    assert wait_until(lambda: run_all(worker)) == [b"1"]
+    assert worker.problems() == []
+
+
+def test_an_error_of_a_close_closes_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, opener: Opener
+) -> None:
+    worker, producers = opener(), [opener() for _ in range(3)]
+    for producer in producers:
+        add(producer)
+    assert len(run_all(worker)) == 3
+    for producer in producers:
+        producer.close()
+    real = os.close
+    failed: list[int] = []
+
+    def close(fd: int) -> None:
+        real(fd)
+        failed.append(fd)
+        raise EIO
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "close", close)
+        worker.close()
+    others = [os.open(os.devnull, os.O_RDONLY) for _ in failed]
+    worker.close()
+    for fd in others:
+        os.close(fd)
 
 
 def test_a_store_that_fails_in_every_way_leaks_no_descriptor(

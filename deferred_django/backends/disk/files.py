@@ -103,10 +103,18 @@ def create_file(path: str, flags: int, permissions: int, like: os.stat_result | 
 
 
 def close(fd: int) -> None:
-    """Close a descriptor of the table. The caller has released its locks."""
+    """Close a descriptor of the table. The caller has released its locks.
+
+    What a file system says on this occasion (``EIO``, ``EDQUOT``) changes nothing: the descriptor
+    is gone, and what is durable was told by :func:`fsync`.
+    """
     with descriptors.mutex:
         descriptors.paths.pop(fd, None)
-        os.close(fd)
+        try:
+            os.close(fd)
+        except OSError as error:
+            if error.errno == errno.EBADF:
+                raise
 
 
 def directory_permissions(file_permissions: int) -> int:

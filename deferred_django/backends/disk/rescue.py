@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from deferred_django.backends.disk import files, log_records
 from deferred_django.backends.disk.scanner import Scanner
@@ -19,6 +19,8 @@ from deferred_django.backends.disk.segment import Entry, Segment
 
 logger = logging.getLogger("deferred_django.disk")
 
+WriteAnew = Callable[[list[bytes]], tuple[set[bytes], OSError | None]]
+"""Makes adds durable in another segment: what is there afterwards, and why it is not all."""
 FIRST_PAUSE, MAX_PAUSE = 0.5, 30.0
 """Seconds between the timer's tries, doubling."""
 
@@ -26,13 +28,14 @@ FIRST_PAUSE, MAX_PAUSE = 0.5, 30.0
 class Rescue:
     """The unsynced adds of one segment on their way to another."""
 
-    def __init__(
-        self, segment: Segment, batch: list[bytes], *, close_when_done: bool = False
-    ) -> None:
-        """``segment`` is on a descriptor of its own, on which this process holds no claims."""
+    def __init__(self, segment: Segment, batch: list[bytes], *, owned: bool) -> None:
+        """``segment`` is on a descriptor on which this process holds no claims: ``owned`` by this
+        process until the end, or one of the rescue's own."""
         self._segment = segment
         self._batch = batch
-        self._closes = close_when_done
+        self._owned = owned
+        self._unremoved: list[Entry] = []
+        """Claimed until their ``rem`` can be written: they wait in another segment."""
 
     @property
     def name(self) -> str:
@@ -54,25 +57,36 @@ class Rescue:
         self._batch = [record for record in self._batch if record not in records]
         return not self._batch
 
-    def proceed(self, write_anew: Callable[[list[bytes]], None]) -> bool:
+    def proceed(self, write_anew: WriteAnew) -> bool:
         """Move what can be moved; ``True`` when nothing is left.
 
-        ``write_anew`` makes the adds durable in another segment. If it raises, nothing has
-        changed and the call can be repeated.
+        After an ``OSError`` the call can be repeated.
         """
         segment = self._segment
-        with _claimed(segment, self._batch) as (held, lost, running):
-            write_anew(lost + [added for added, _ in held])
-            _remove(segment, (entry for _, entry in held))
-            self._batch = running
-        if not running:
+        for entry in list(self._unremoved):
+            if _remove(segment, entry):
+                self._unremoved.remove(entry)
+                _unlock(segment, entry)
+        with _claimed(segment, self._batch) as (held, lost, running, locked):
+            if not self._owned and not files.is_at_path(segment.fd, segment.path):
+                held, lost, running = [], [], []  # a compaction made what it copied durable
+            batch = lost + [added for added, _ in held]
+            moved, error = write_anew(batch)
+            for added, entry in held:
+                if added in moved and not _remove(segment, entry):
+                    locked.remove(entry)
+                    self._unremoved.append(entry)
+            self._batch = running + [added for added in batch if added not in moved]
+        if error is not None:
+            raise error
+        done = not self._batch and not self._unremoved
+        if done:
             self.close()
-        return not running
+        return done
 
     def close(self) -> None:
         """Let go of the descriptor, if it is this one's."""
-        if self._closes:
-            self._closes = False
+        if not self._owned:
             self._segment.close()
 
 
@@ -98,7 +112,7 @@ class Rescues:
         self._waiting.append(rescue)
         self.size += rescue.size
 
-    def proceed(self, write_anew: Callable[[list[bytes]], None]) -> OSError | None:
+    def proceed(self, write_anew: WriteAnew) -> OSError | None:
         """Move what can be moved; what runs elsewhere now waits for a later call."""
         try:
             for rescue in list(self._waiting):
@@ -113,7 +127,7 @@ class Rescues:
         finally:
             self.size = sum(rescue.size for rescue in self._waiting)
 
-    def proceed_if_due(self, write_anew: Callable[[list[bytes]], None]) -> OSError | None:
+    def proceed_if_due(self, write_anew: WriteAnew) -> OSError | None:
         """The same, more and more seldom: each try on a disk that fails leaves a file there."""
         if self._waiting and time.monotonic() >= self._again_at:
             self._error = self.proceed(write_anew)
@@ -123,9 +137,8 @@ class Rescues:
             self._error, self._again_at, self._pause = None, 0.0, FIRST_PAUSE
         return self._error
 
-    def leave(self, names: set[str], batch: list[bytes]) -> None:
-        """Forget copies that could not be made durable in the segments of these names."""
-        copies = set(batch)
+    def leave(self, names: set[str], copies: set[bytes]) -> None:
+        """Forget copies that were withdrawn from the segments of these names."""
         self._waiting = [
             rescue
             for rescue in self._waiting
@@ -138,17 +151,18 @@ class Rescues:
             rescue.close()
 
 
-def withdraw(segment: Segment, batch: list[bytes]) -> None:
-    """Remove adds that were refused to their callers, except those that somebody runs already."""
-    with _claimed(segment, batch) as (held, _, _):
-        _remove(segment, (entry for _, entry in held))
+def withdraw(segment: Segment, batch: list[bytes]) -> set[bytes]:
+    """Remove adds again, except those that somebody runs already; return what is not there."""
+    with _claimed(segment, batch) as (held, lost, _, _):
+        return {*lost, *(added for added, entry in held if _remove(segment, entry))}
 
 
 @contextlib.contextmanager
 def _claimed(
     segment: Segment, batch: list[bytes]
-) -> Iterator[tuple[list[tuple[bytes, Entry]], list[bytes], list[bytes]]]:
-    """Claim the adds of ``batch``: yield (claimed with their entries, lost, claimed elsewhere).
+) -> Iterator[tuple[list[tuple[bytes, Entry]], list[bytes], list[bytes], list[Entry]]]:
+    """Claim the adds of ``batch``: yield (claimed with their entries, lost, claimed elsewhere,
+    what is to be unlocked at the end).
 
     *Lost* are those whose bytes the file does not show any more.
     """
@@ -171,11 +185,10 @@ def _claimed(
             else:
                 running.append(added)
         segment.read_on()  # what was finished until the locks were had
-        yield [(added, entry) for added, entry in held if not entry.gone], lost, running
+        yield [(added, entry) for added, entry in held if not entry.gone], lost, running, locked
     finally:
         for entry in locked:
-            with contextlib.suppress(OSError):  # an unlock of a valid descriptor does not fail
-                files.unlock(segment.fd, entry.offset, entry.length)
+            _unlock(segment, entry)
 
 
 def _adds_in(segment: Segment) -> set[tuple[str, str]]:
@@ -187,8 +200,15 @@ def _adds_in(segment: Segment) -> set[tuple[str, str]]:
     return written
 
 
-def _remove(segment: Segment, entries: Iterable[Entry]) -> None:
-    for entry in entries:
-        # The file is in trouble already. Without its rem the task may run twice, not be lost.
-        with contextlib.suppress(OSError):
-            files.append_record(segment.fd, log_records.rem(entry.id, entry.nonce))
+def _remove(segment: Segment, entry: Entry) -> bool:
+    try:
+        files.append_record(segment.fd, log_records.rem(entry.id, entry.nonce))
+    except OSError as error:
+        logger.error("%s: task %s cannot be removed: %s", segment.path, entry.id, error)
+        return False
+    return True
+
+
+def _unlock(segment: Segment, entry: Entry) -> None:
+    with contextlib.suppress(OSError):  # an unlock of a valid descriptor does not fail
+        files.unlock(segment.fd, entry.offset, entry.length)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import sys
@@ -193,7 +194,9 @@ class Segment:
     def line(self, entry: Entry) -> bytes:
         """The task's record; ``ValueError`` if the bytes have changed since they were read."""
         line = files.read_at(self.fd, entry.length, entry.offset)
-        if len(line) != entry.length or not records.is_valid(line):
+        if len(line) != entry.length:
+            raise OSError(errno.EIO, f"gave {len(line)} of {entry.length} bytes", self.path)
+        if not records.is_valid(line):
             raise ValueError(f"the record at byte {entry.offset} of {self.path} has changed")
         return line
 
@@ -210,4 +213,5 @@ class Segment:
 
     def close(self) -> None:
         """Close the descriptor; this process holds no claims in it."""
-        files.close(self.fd)
+        with contextlib.suppress(OSError):  # the number is another's all the same
+            files.close(self.fd)

@@ -106,7 +106,7 @@ class WorkerAppends:
             if adds:
                 # On a descriptor of its own: this process's claims are no obstacle to themselves.
                 own = Segment.open(segment.name, segment.path)
-                self._rescue(Rescue(own, adds, close_when_done=True))
+                self._rescue(Rescue(own, adds, owned=False))
                 adds = []
             files.append_record(segment.fd, b"".join(appended) or b"\n")
         except OSError as error:

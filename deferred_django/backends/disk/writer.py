@@ -219,7 +219,7 @@ class SegmentWriter:
         if self._sync_each:
             self._withdraw(segment, batch)
         elif batch:
-            self._rescues.add(Rescue(segment.reader(), batch))
+            self._rescues.add(Rescue(segment.reader(), batch, owned=True))
         busy = self._rescues.paths()
         done_with = [old for old in self._failed if old.path not in busy][:-FAILED_KEPT]
         for old in done_with:
@@ -236,29 +236,38 @@ class SegmentWriter:
                     self._retire(self._current)
             self._rescues.add(rescue)
 
-    def _write_anew(self, batch: list[bytes]) -> None:
-        """Append and fsync all of the batch; after an ``OSError`` none of it is left anywhere."""
-        used: set[OwnedSegment] = set()
+    def _write_anew(self, batch: list[bytes]) -> tuple[set[bytes], OSError | None]:
+        """Append and fsync all of the batch, or take it back, but for what cannot be taken back.
+
+        That is what somebody runs already, or whose ``rem`` cannot be written. It stays in the
+        books of its new segment.
+        """
+        written: dict[OwnedSegment, list[bytes]] = {}
         try:
             with self._mutex:
                 for record in batch:
-                    used.add(self._append(record))
+                    written.setdefault(self._append(record), []).append(record)
             errors = self._sync_all()
-            for segment in used & errors.keys():
+            for segment in written.keys() & errors.keys():
                 raise errors[segment]
-        except OSError:
+        except OSError as error:
             # The batch stays with its first rescue, to be tried again: copies must not multiply.
-            self._rescues.leave({segment.name for segment in used}, batch)
-            for segment in used:
-                self._withdraw(segment, batch)
-            raise
+            moved: set[bytes] = set()
+            for segment, copies in written.items():
+                withdrawn = self._withdraw(segment, copies)
+                self._rescues.leave({segment.name}, withdrawn)
+                moved.update(copies)
+                moved -= withdrawn
+            return moved, error
+        return set(batch), None
 
     @staticmethod
-    def _withdraw(segment: OwnedSegment, batch: list[bytes]) -> None:
+    def _withdraw(segment: OwnedSegment, batch: list[bytes]) -> set[bytes]:
         try:
-            withdraw(segment.reader(), batch)
+            return withdraw(segment.reader(), batch)
         except OSError as error:
             logger.error("%s: tasks that were refused may run: %s", segment.path, error)
+            return set()
 
     # -- the end -------------------------------------------------------------------------------
 
