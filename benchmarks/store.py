@@ -1,10 +1,10 @@
 """``python -m benchmarks.store``: what the disk backend does per second, beside its floor.
 
 Enqueue, claim-run-remove by one real worker process, and the dead-task add are measured beside
-their floor: in slices of a few milliseconds that alternate, or with the floor before and after, so that
-a noisy moment of the machine hits both. The medians of the rates are printed, and the median of the
-ratios within the pairs. Idle latency is from the call of ``enqueue`` to the task's first line, in a
-worker that has nothing else to do.
+their floor: in slices of a few milliseconds that alternate, or with the floor before and after, so
+that a noisy moment of the machine hits both. The medians of the rates are printed, and the median
+of the ratios within the pairs. Idle latency is from the call of ``enqueue`` to the task's first
+line, in a worker that has nothing else to do.
 """
 
 from __future__ import annotations

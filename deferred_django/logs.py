@@ -1,6 +1,7 @@
 """What the package logs about the work: one function for each event, and bounded rates.
 
-Arguments of tasks never appear in a log line; a task's exception does when it dies.
+Arguments of tasks never appear in a log line. A task's exception does, with its traceback at the
+first attempt and when the task dies.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ logger = logging.getLogger("deferred_django")
 REPEAT_SECONDS = 10.0
 """A condition that lasts (a full disk) is logged once in so many seconds."""
 MAX_NAMES = 10_000
+MESSAGE_CHARS = 200
+"""So much of an exception's message stands in a line."""
 
 
 class Bounded:
@@ -47,22 +50,32 @@ def _kind(error: BaseException) -> str:
     return type(error).__qualname__
 
 
+def _described(error: BaseException) -> str:
+    """The exception in one line: its kind and the beginning of its message."""
+    first_line = next(iter(failures.safe_str(error).splitlines()), "")
+    if len(first_line) > MESSAGE_CHARS:
+        first_line = f"{first_line[:MESSAGE_CHARS]}…"
+    return f"{_kind(error)}: {first_line}" if first_line else _kind(error)
+
+
 def task_retried(task: str, task_id: str, attempt: int, error: BaseException, wait: float) -> None:
     """An attempt failed and there will be another."""
     logger.warning(
-        "Task %s (%s) failed in attempt %d with %s; it runs again in %.0f s.",
+        "Task %s (%s) failed in attempt %d with %s; it runs again in %s s.",
         task,
         task_id,
         attempt,
-        _kind(error),
-        wait,
+        _described(error),
+        f"{wait:.0f}" if wait >= 10 else f"{wait:.1f}",
+        # The last attempt may be days away: whoever looks for the cause needs the traceback now.
+        exc_info=error if attempt == 1 else None,
     )
 
 
 def task_died(task: str, task_id: str, attempts: int, error: BaseException) -> None:
     """A task became a dead task."""
     logger.error(
-        "Task %s (%s) failed after %d attempts with %s; it is a dead task now.",
+        "Task %s (%s) failed in attempt %d with %s; it is a dead task now.",
         task,
         task_id,
         attempts,

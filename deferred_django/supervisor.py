@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -68,12 +68,15 @@ class Supervisor:
         processes: int,
         drain: bool = False,
         shutdown_timeout: float = 30.0,
+        on_stop: Callable[[], None] | None = None,
     ) -> None:
         """``make_worker`` is called in each child; ``shutdown_timeout`` (seconds) is that of the
-        workers. With ``drain`` a process that ends by itself is not replaced."""
+        workers. With ``drain`` a process that ends by itself is not replaced. ``on_stop`` is
+        called once the workers have been told of the first signal."""
         self._make_worker = make_worker
         self._drain = drain
         self._shutdown_timeout = shutdown_timeout
+        self._on_stop = on_stop
         self._children = [_Child() for _ in range(processes)]
         self._signals = 0
         self._told = 0
@@ -133,6 +136,8 @@ class Supervisor:
             self._tell(STOP)
             self._told = 1
             self._kill_at = now + self._shutdown_timeout + GRACE_SECONDS
+            if self._signals == 1 and self._on_stop is not None:
+                self._on_stop()
         if self._signals > 1 and self._told == 1:
             self._tell(STOP_NOW)
             self._told = 2
@@ -155,10 +160,10 @@ class Supervisor:
     # -- processes -------------------------------------------------------------------------------
 
     def _start_due(self) -> None:
-        if self._signals:
-            return
         now = time.monotonic()
         for child in self._children:
+            if self._signals:
+                return
             if child.pid is None and not child.done and now >= child.start_at:
                 self._start(child)
 
@@ -167,13 +172,15 @@ class Supervisor:
         for stream in (sys.stdout, sys.stderr):  # a child must not print it again
             with contextlib.suppress(OSError, AttributeError):  # nobody reads it; it is closed
                 stream.flush()
-        control, child.control = os.pipe()
         child.started_at = time.monotonic()
+        control = -1
         try:
+            control, child.control = os.pipe()
             pid = os.fork()
-        except OSError as error:  # too many processes, no memory
+        except OSError as error:  # too many processes or files, no memory
             logger.error("A worker process could not be started: %s", error)
-            os.close(control)
+            if control != -1:
+                os.close(control)
             self._forget(child)
             self._pause(child)
             return

@@ -109,7 +109,8 @@ class Worker:
         try:
             self._pool.start()
             housekeeper.start()
-            self._backend.wait(0)  # a store is watched from the first wait on
+            # A store is watched from the first wait on.
+            self._guarded("Watching the store", lambda: self._backend.wait(0))
             while not self._stop:
                 try:
                     reached = self._step()

@@ -118,7 +118,7 @@ def test_displaying_never_fails(data: bytes) -> None:
 
 
 def test_the_encoder_made_once_writes_what_json_writes() -> None:
-    values = {"a": [1, -2.5, 1e300, None, True, "é\u2028\udcff\n\"\\"], "b": {"c": {}, "d": []}}
+    values = {"a": [1, -2.5, 1e300, None, True, 'é\u2028\udcff\n"\\'], "b": {"c": {}, "d": []}}
     assert contexts._to_json(values) == json.dumps(values, separators=(",", ":"))
     with pytest.raises(ValueError, match="JSON compliant"):
         contexts._to_json({"a": float("nan")})

@@ -50,6 +50,11 @@ class StoreCommand(BaseCommand):
                 f"The dead-tasks store is in use by another process: {error} "
                 "Nothing was changed; try again."
             ) from error
+        except PermissionError as error:
+            raise CommandError(
+                f"{error}. Run this as the user of the workers, or share the files with "
+                'DEFERRED["FILE_PERMISSIONS"].'
+            ) from error
         except OSError as error:
             raise CommandError(str(error)) from error
         finally:

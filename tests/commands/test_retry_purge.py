@@ -251,7 +251,14 @@ def test_what_somebody_else_took_is_reported(
     assert "somebody else" in done.err
 
 
-@pytest.mark.parametrize("error", [DeadTasksLockTimeout("busy"), OSError(28, "No space", "/p")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        DeadTasksLockTimeout("busy"),
+        OSError(28, "No space", "/p"),
+        PermissionError(13, "Permission denied", "/p"),
+    ],
+)
 @pytest.mark.parametrize("action", ["retry", "purge"])
 def test_a_store_that_fails_is_an_error(
     three: FakeBackend, command_line: CommandLine, action: str, error: OSError
@@ -264,4 +271,5 @@ def test_a_store_that_fails_is_an_error(
     assert done.code == 1
     assert "Traceback" not in done.err
     assert ("try again" in done.err) == isinstance(error, DeadTasksLockTimeout)
+    assert ("FILE_PERMISSIONS" in done.err) == isinstance(error, PermissionError)
     assert len(ids(three)) == 3

@@ -69,6 +69,11 @@ async def async_fail_with(kind: str) -> None:
     raise error
 
 
+@deferred(max_retries=2, retry_interval=lambda error, attempt: 0)
+def fail_each_time() -> None:
+    raise ValueError("the cause\nand more")
+
+
 class BadStrError(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no str")

@@ -49,6 +49,19 @@ def test_whatever_is_raised_is_a_failed_attempt(
     assert backend.tasks == {}
 
 
+def test_the_first_failure_is_logged_with_its_cause(
+    queue: Queue, backend: MemoryBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The last attempt may be days away."""
+    add(backend, tasks.fail_each_time)
+    run_all(queue)
+    first, second, died = caplog.records
+    assert "attempt 1 with ValueError: the cause; it runs again in 0.0 s" in first.getMessage()
+    assert "attempt 2 with ValueError: the cause; " in second.getMessage()
+    assert "attempt 3 with ValueError; it is a dead task" in died.getMessage()
+    assert [bool(record.exc_info) for record in caplog.records] == [True, False, True]
+
+
 @pytest.mark.parametrize("is_async", ASYNC)
 def test_an_async_task_can_run_on_a_loop_of_its_own(
     queue: Queue, backend: MemoryBackend, is_async: bool

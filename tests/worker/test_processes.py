@@ -165,6 +165,7 @@ def test_a_stop_puts_back_what_does_not_end_in_time(
     worker.send_signal(signum)
     assert stopped(worker, within=3)
     assert "Error" not in project.log()
+    assert "stopping; running tasks have 0.5 s" in project.log()
     assert len(project.notes()) == 1
     assert_untouched(store, task_id)
     assert store.pending() == 6

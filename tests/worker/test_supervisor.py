@@ -31,13 +31,14 @@ def test_the_pause_grows_while_a_process_dies_at_once() -> None:
     assert pause_after_death(supervisor, child, 0.1) == pytest.approx(0.1, abs=0.05)
 
 
-def test_a_process_that_cannot_be_forked_is_tried_again(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("call", ["os.fork", "os.pipe"])
+def test_a_process_that_cannot_be_started_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, call: str
 ) -> None:
     def refuse() -> int:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr("os.fork", refuse)
+    monkeypatch.setattr(call, refuse)
     supervisor = Supervisor(no_worker, processes=1)
     (child,) = supervisor._children
     for _ in range(3):
@@ -45,3 +46,16 @@ def test_a_process_that_cannot_be_forked_is_tried_again(
     assert (child.pid, child.control) == (None, -1)
     assert child.start_at > time.monotonic()
     assert "could not be started" in caplog.text
+
+
+def test_a_signal_ends_the_starting_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    supervisor = Supervisor(no_worker, processes=3)
+    started: list[_Child] = []
+
+    def start(child: _Child) -> None:
+        started.append(child)
+        supervisor._signals = 1
+
+    monkeypatch.setattr(supervisor, "_start", start)
+    supervisor._start_due()
+    assert len(started) == 1

@@ -107,6 +107,10 @@ class Command(BaseCommand):
                 processes=processes,
                 drain=drain,
                 shutdown_timeout=shutdown_timeout,
+                on_stop=lambda: self.say(
+                    f"stopping; running tasks have {shutdown_timeout:g} s, "
+                    "a second signal puts them back at once"
+                ),
             ).run()
         self.say("stopped")
 
