@@ -34,3 +34,16 @@ class TestPolling(StoreContract):
 
     def open_backend(self, directory: Path) -> DiskBackend:
         return DiskBackend(BackendConfig(path=directory, prefix="a*[1]-"))
+
+
+def test_a_status_names_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    """What can be read is counted all the same."""
+    backend = DiskBackend(BackendConfig(path=tmp_path))
+    backend.add_task(b"x")
+    path = tmp_path / "deferred-dead_tasks-0"
+    path.mkdir()
+    status = backend.status()
+    backend.close()
+    assert (status.pending, status.dead) == (1, 0)
+    (problem,) = status.problems
+    assert str(path) in problem

@@ -126,11 +126,15 @@ class DiskBackend(Backend):
                 delayed += 1
             else:
                 due.append(entry.publish_ms)
+        try:
+            dead = self.dead_tasks.count()
+        except OSError:  # one of the problems below
+            dead = 0
         return Status(
             pending=len(due),
             delayed=delayed,
             running=running,
-            dead=self.dead_tasks.count(),
+            dead=dead,
             oldest_age=round((now_ms - min(due)) / 1000, 3) if due else None,
             workers=self._workers.alive(),
             problems=[*self.tasks.problems(), *self.dead_tasks.problems()],

@@ -44,9 +44,9 @@ class SegmentSet:
         for segment in self._by_name.values():
             damaged = segment.scanner.damaged + segment.unknown_records
             if damaged:
-                found.append(f"{segment.name}: {damaged} damaged records")
+                found.append(f"{segment.path}: damaged records are skipped: {damaged:,}")
             if not segment.writable:
-                found.append(f"{segment.name}: may not be written by this user")
+                found.append(f"{segment.path}: may not be written by this user")
         return found
 
     def refresh(self, watch: DirectoryWatch | None = None) -> None:

@@ -45,7 +45,7 @@ def _verify(path: str, name: str) -> list[Finding]:
                     file=path,
                     offset=None,
                     kind="damage",
-                    detail=f"{segment.unknown_records} records of an unknown kind",
+                    detail=f"records of an unknown kind: {segment.unknown_records:,}",
                 )
             )
         if scanner.torn_in_all:
@@ -54,7 +54,7 @@ def _verify(path: str, name: str) -> list[Finding]:
                     file=path,
                     offset=scanner.offset if scanner.offset < size else None,
                     kind="torn",
-                    detail=f"{scanner.torn_in_all} unfinished writes",
+                    detail=f"unfinished writes: {scanner.torn_in_all:,}",
                 )
             )
         return found
