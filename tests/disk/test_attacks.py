@@ -551,6 +551,21 @@ def test_waiting_with_many_descriptors_open(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def test_a_signal_that_comes_while_the_watch_is_closed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The second SIGTERM wakes a worker that is on its way out: no pipe is broken by that."""
+    looking = watch.DirectoryWatch(str(tmp_path))
+    real = files.close
+
+    def close(fd: int) -> None:
+        real(fd)
+        looking.wake()
+
+    monkeypatch.setattr(files, "close", close)
+    looking.close()
+
+
 def test_a_store_that_was_removed_leaves_no_descriptor(tmp_path: Path) -> None:
     before = descriptors.open_descriptors().keys()
     storage = open_storage(tmp_path / "store")

@@ -85,7 +85,8 @@ class DirectoryWatch:
 
     def wake(self) -> None:
         """End a wait, the running or the next one."""
-        with contextlib.suppress(BlockingIOError):  # full: a wake-up is waiting already
+        # Full: a wake-up is waiting already. Closed, perhaps in this moment: nobody waits.
+        with contextlib.suppress(OSError):
             os.write(self._wake_write, b"!")
 
     def wait(self, timeout: float) -> None:
@@ -172,5 +173,7 @@ class DirectoryWatch:
     def close(self) -> None:
         """Close the descriptors."""
         self._unwatch()
-        for fd in (self._wake_read, self._wake_write):
+        ends = self._wake_read, self._wake_write
+        self._wake_read = self._wake_write = -1  # first: the numbers are soon other files'
+        for fd in ends:
             files.close(fd)
