@@ -120,9 +120,13 @@ class Claims:
     def with_payloads(self, taken: list[Entry]) -> list[tuple[Entry, bytes]]:
         """Claimed tasks with their contexts; one whose context cannot be read is let go."""
         pairs = []
+        segment, block, block_at = None, b"", 0
         for entry in taken:
+            if entry.segment is not segment:
+                segment = entry.segment
+                block, block_at = segment.read_around([e for e in taken if e.segment is segment])
             try:
-                pairs.append((entry, entry.segment.payload(entry)))
+                pairs.append((entry, segment.payload(entry, block, block_at)))
             except ValueError as error:
                 logger.error("a task is left alone: %s", error)
                 entry.segment.unknown_records += 1

@@ -13,6 +13,7 @@ from deferred_django.backends.disk.log_records import Run
 from deferred_django.backends.disk.scanner import Scanner
 
 MARK_BYTES = 64
+MAX_BLOCK_BYTES = 256 * 1024
 _OPS: Final = frozenset((b"run", b"end", b"rem"))
 _NO_RUNS: Final[tuple[Run, ...]] = ()
 
@@ -200,9 +201,27 @@ class Segment:
             raise ValueError(f"the record at byte {entry.offset} of {self.path} has changed")
         return line
 
-    def payload(self, entry: Entry) -> bytes:
-        """The task's context; ``ValueError`` as :meth:`line`."""
+    def payload(self, entry: Entry, block: bytes = b"", block_at: int = 0) -> bytes:
+        """The task's context; ``ValueError`` as :meth:`line`.
+
+        ``block`` is what was read of the file from ``block_at`` on, if it was.
+        """
+        start = entry.offset - block_at
+        line = block[start : start + entry.length]
+        if len(line) == entry.length and records.is_valid(line):
+            return log_records.payload_of(line)
         return log_records.payload_of(self.line(entry))
+
+    def read_around(self, entries: list[Entry]) -> tuple[bytes, int]:
+        """The bytes that all the entries are in and where they begin; none if they are many."""
+        start = min(entry.offset for entry in entries)
+        length = max(entry.offset + entry.length for entry in entries) - start
+        if len(entries) == 1 or length > MAX_BLOCK_BYTES:
+            return b"", 0
+        try:
+            return files.read_at(self.fd, length, start), start
+        except OSError:
+            return b"", 0  # each is tried by itself
 
     def mark_all_gone(self) -> None:
         """The file is no longer the store's: none of what was read from it counts."""
