@@ -129,6 +129,33 @@ def test_a_failed_rescue_forgets_nothing_else(
     assert {os.fstat(entry.segment.fd).st_ino for entry, _ in claimed} <= synced
 
 
+def test_a_sync_that_a_signal_handler_ends_is_made_up_for(
+    monkeypatch: pytest.MonkeyPatch, opener: Opener
+) -> None:
+    """A time limit by SIGALRM, or Ctrl-C: what others have added waits for it too."""
+    before = descriptors.open_descriptors().keys()
+    producer = opener(fsync_frequency=600)
+    producer._writer.rotate_bytes = 1000
+    producer._writer.reset()
+    for _ in range(20):
+        add(producer, b"x" * 200)
+    expected = {os.fstat(fd).st_ino for fd in descriptors.open_descriptors().keys() - before}
+
+    def interrupt(fd: int) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(files, "fsync", interrupt)
+        producer.sync()
+    synced: set[int] = set()
+    monkeypatch.setattr(files, "fsync", lambda fd: synced.add(os.fstat(fd).st_ino))
+    producer.sync()
+    assert len(expected) > 1
+    assert synced >= expected
+    producer.close()
+    assert descriptors.open_descriptors().keys() == before
+
+
 def test_a_copy_that_runs_already_is_not_made_again(
     monkeypatch: pytest.MonkeyPatch, opener: Opener
 ) -> None:

@@ -172,35 +172,41 @@ class SegmentWriter:
     def _sync_all(self) -> dict[OwnedSegment, OSError]:
         """Fsync each segment with changes; those that failed are owned until the process ends."""
         with self._mutex:
-            jobs = [(segment, True) for segment in self._retired]
+            segments = [*self._retired]
             if self._current is not None:
-                jobs.append((self._current, False))
-            batches = [(segment.unsynced, segment.added) for segment, _ in jobs]
-            for segment, _ in jobs:
-                segment.added_bytes += sum(map(len, segment.unsynced))
-                segment.unsynced, segment.synced_size = [], segment.size
-            self._retired, self._retired_bytes = [], 0
-        errors: dict[OwnedSegment, OSError] = {}
-        for (segment, retired), (batch, added) in zip(jobs, batches, strict=True):
-            try:
-                if batch:
-                    files.fsync(segment.fd)
-                    segment.used_at = time.monotonic()
-                if not files.is_at_path(segment.fd, segment.path):
-                    raise FileNotFoundError(errno.ENOENT, "was removed in use", segment.path)
-                segment.durable = added
-            except OSError as error:
-                errors[segment] = error
-                self._give_up(segment, batch, error)
-                continue
-            if retired:
+                segments.append(self._current)
+        errors = {segment: self._sync_one(segment) for segment in segments}
+        return {segment: error for segment, error in errors.items() if error is not None}
+
+    def _sync_one(self, segment: OwnedSegment) -> OSError | None:
+        with self._mutex:
+            batch, added = segment.unsynced, segment.added
+            segment.added_bytes += sum(map(len, batch))
+            segment.unsynced, segment.synced_size = [], segment.size
+        try:
+            if batch:
+                files.fsync(segment.fd)
+                segment.used_at = time.monotonic()
+            if not files.is_at_path(segment.fd, segment.path):
+                raise FileNotFoundError(errno.ENOENT, "was removed in use", segment.path)
+        except OSError as error:
+            self._give_up(segment, batch, error)
+            return error
+        except BaseException:  # a signal handler's: it is not known how far the fsync came
+            with self._mutex:
+                segment.unsynced = batch + segment.unsynced
+            raise
+        segment.durable = added
+        with self._mutex:
+            if self._current is segment:
+                if (size := os.fstat(segment.fd).st_size) > self._limit:
+                    segment.size = size
+                    self._rotate(segment)
+            elif not segment.unsynced:
+                self._retired.remove(segment)
                 segment.release()
-            elif os.fstat(segment.fd).st_size > self._limit:
-                with self._mutex:
-                    if self._current is segment:
-                        segment.size = os.fstat(segment.fd).st_size
-                        self._rotate(segment)
-        return errors
+            self._retired_bytes = sum(old.size - old.synced_size for old in self._retired)
+        return None
 
     def _give_up(self, segment: OwnedSegment, batch: list[bytes], error: OSError) -> None:
         """A failed fsync is a lost write, whatever a later one says: this file is done with.
@@ -212,6 +218,8 @@ class SegmentWriter:
         with self._mutex:
             if self._current is segment:
                 self._current = None
+            else:
+                self._retired.remove(segment)
             batch = batch + segment.unsynced
             segment.unsynced = []
             self._failed.append(segment)
