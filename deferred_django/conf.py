@@ -229,7 +229,8 @@ class _Reading:
         if isinstance(value, int) and not isinstance(value, bool):
             if value & 0o600 == 0o600 and value & ~0o666 == 0:
                 return int(value)
-            shown = f"0o{value:o}" if value >= 0 else str(value)
+            # Where the hint is for decimal digits, they are what stands in the settings.
+            shown = f"0o{value:o}" if value >= 0 and not _octal_hint(value) else str(value)
         else:
             shown = _shown(value)
         self.reject(

@@ -16,6 +16,9 @@ from typing import Any
 from django.apps import apps
 from django.db.models import Model
 
+MAX_STEPS = 20
+"""So many of the steps to a value stand in a message: what contains itself has no last one."""
+
 
 class NotCarriedError(Exception):
     """A value that no argument can be or contain.
@@ -33,7 +36,8 @@ class NotCarriedError(Exception):
 
     def for_argument(self, name: str, task: str) -> Exception:
         """The exception for the caller: which argument of which task, where in it, and why."""
-        where = "".join(reversed(self.path))
+        steps = self.path[::-1]
+        where = "".join(steps[:MAX_STEPS]) + ("…" if len(steps) > MAX_STEPS else "")
         found = f"{name}{where}: {self.reason}" if where else self.reason
         return self.error(f"argument {name!r} of {task}: {found}")
 

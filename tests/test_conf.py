@@ -322,6 +322,8 @@ def test_permissions_that_are_none(value: Any, hint: str | None) -> None:
     problem = only_problem({"FILE_PERMISSIONS": value})
     assert problem.code == "E007"
     assert 'DEFERRED["FILE_PERMISSIONS"]' in problem.message
+    if hint:  # in the words of the settings
+        assert f" is {value!r};" in problem.message
     assert problem.hint == hint
 
 
