@@ -83,6 +83,7 @@ class Scanner:
         "_bad",
         "_long",
         "_newline_in_front",
+        "_own",
         "_tail",
         "damage",
         "damaged",
@@ -90,7 +91,10 @@ class Scanner:
         "torn",
     )
 
-    def __init__(self, offset: int = 0, *, newline_in_front: bool = True) -> None:
+    def __init__(
+        self, offset: int = 0, *, newline_in_front: bool = True, own: set[bytes] | None = None
+    ) -> None:
+        """``own`` are lines that the caller has written and need not be told of; each once."""
         self.offset = offset
         """Where the first byte not yet understood is: the beginning of a line."""
         self.torn = 0
@@ -101,6 +105,7 @@ class Scanner:
         self._bad: tuple[int, int, bool] | None = None
         self._long: _LongLine | None = None
         self._newline_in_front = newline_in_front
+        self._own = own if own is not None else set()
         # An unended last line: its length, and whether it may be the beginning of a record.
         self._tail: tuple[int, bool] | None = None
 
@@ -159,6 +164,9 @@ class Scanner:
             elif not line:
                 if self._bad is not None:
                     self._judge_bad(followed_by_record=False)
+            elif line in self._own:
+                self._own.discard(line)
+                self._good_line(line)
             elif line[:CRC_BYTES] == b"%08x:" % crc32(body := line[CRC_BYTES:]):
                 if self._bad is not None:
                     self._judge_bad(followed_by_record=True)

@@ -80,7 +80,9 @@ class Segment:
         self.path = path
         self.fd = fd
         self.writable = writable
-        self.scanner = Scanner()  # payloads are read when claimed
+        self.own_lines: set[bytes] = set()
+        """What this process wrote under its claims and knows: two lines in three of a busy log."""
+        self.scanner = Scanner(own=self.own_lines)  # payloads are read when claimed
         self.tasks: dict[str, Entry] = {}
         self.live_bytes = 0
         self.superseded_bytes = 0

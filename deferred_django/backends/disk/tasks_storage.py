@@ -80,8 +80,8 @@ class TasksStorage:
     ) -> None:
         """Append a pending task; durability and errors as :meth:`Backend.add_task` says."""
         log_records.check_fields(task_id, queue, priority)
-        nonce = ids.new_nonce()
-        record = log_records.add(task_id, nonce, _to_ms(publish_at), priority, queue, payload)
+        at = _to_ms(publish_at)
+        record = log_records.add(task_id, ids.new_nonce(), at, priority, queue, payload)
         self._writer.append(record)
 
     # -- reading -------------------------------------------------------------------------------
@@ -174,6 +174,7 @@ class TasksStorage:
         """Write the task's ``run``; without it the task must not be started."""
         run = Run(ids.process_token(), boot_id(), _now_ms())
         self._append(entry, log_records.run(entry.id, entry.nonce, run))
+        entry.runs += (run,)
         entry.started = True
 
     def complete(self, entry: Entry) -> None:
@@ -183,10 +184,8 @@ class TasksStorage:
 
     def reschedule(self, entry: Entry, payload: bytes, publish_at: float) -> None:
         """Write the task anew behind its old record, and only then let go of that."""
-        nonce = ids.new_nonce()
-        record = log_records.add(
-            entry.id, nonce, _to_ms(publish_at), entry.priority, entry.queue, payload
-        )
+        at, nonce = _to_ms(publish_at), ids.new_nonce()
+        record = log_records.add(entry.id, nonce, at, entry.priority, entry.queue, payload)
         with self._mutex:
             self._appends.append_add(entry.segment, record)
             entry.segment.supersede(entry)
@@ -197,6 +196,7 @@ class TasksStorage:
         """Put the task back; a start of this claim does not count."""
         if entry.started:
             self._append(entry, log_records.end(entry.id, entry.nonce))
+            entry.runs = entry.runs[:-1]
             entry.started = False
         if not hold:
             with self._mutex:

@@ -29,13 +29,19 @@ class WorkerAppends:
         self._rescue = rescue
 
     def append(self, segment: Segment, record: bytes) -> None:
-        """Append a ``run``, ``end`` or ``rem``. Needs no mutex.
+        """Append a ``run``, ``end`` or ``rem`` that the caller takes note of. Needs no mutex.
 
         An fsync that fails between the write and the note of it may have lost the write, though
         the next one succeeds. Such a record is appended again; to repeat it does no harm.
         """
         failures = segment.failed_fsyncs
-        files.append_record(segment.fd, record)
+        line = record[1:-1]
+        segment.own_lines.add(line)  # before the write: it may be read at once
+        try:
+            files.append_record(segment.fd, record)
+        except OSError:
+            segment.own_lines.discard(line)
+            raise
         segment.unsynced.append(record)
         if segment.failed_fsyncs != failures:
             files.append_record(segment.fd, record)
