@@ -6,6 +6,8 @@
 #   make test PYTHON=/path/to/python3.13 VENV=.venv313   the same on another Python
 #   make demo                        the example project's demonstration, under a minute
 #   make lint                        ruff, mypy, missing migrations
+#   make torture                     processes killed under load, the books checked; about 2 minutes
+#   make bench                       what the disk backend does per second, beside its floor
 #   make clean                       remove what these targets made
 
 VENV ?= .venv
@@ -22,7 +24,7 @@ PIP = $(VENV)/bin/python -m pip --disable-pip-version-check
 # The stamp's name holds what was asked for, so that another Django is another installation.
 STAMP = $(VENV)/.installed-$(shell printf '%s' '$(DJANGO)' | cksum | cut -d' ' -f1)
 
-.PHONY: test demo lint clean venv
+.PHONY: test demo lint torture bench clean venv
 .DEFAULT_GOAL := test
 
 test: $(STAMP)
@@ -36,6 +38,13 @@ lint: $(STAMP)
 	$(VENV)/bin/python -m ruff format --check .
 	$(VENV)/bin/python -m mypy
 	$(VENV)/bin/python manage.py makemigrations --check --dry-run
+
+torture: $(STAMP)
+	$(VENV)/bin/python -m tests.torture.kills --seconds 60
+	$(VENV)/bin/python -m tests.torture.handover --tries 5
+
+bench: $(STAMP)
+	$(VENV)/bin/python -m benchmarks.store $(ARGS)
 
 venv: $(STAMP)
 
