@@ -181,6 +181,13 @@ class _Reading:
             )
             return Path()
         text = _plain(text)
+        if text.startswith("~"):
+            self.reject(
+                "E004",
+                f'{SETTING}["PATH"] is {_shown(text)}; the "~" of a shell is not expanded here.',
+                "Write the home directory out, as in Path.home() / …",
+            )
+            return Path()
         if os.path.isabs(text):
             return Path(text)
         return self.below_base_dir(text, f"is the relative path {_shown(text)}", needed=True)

@@ -124,7 +124,8 @@ def _end_failed(
     _settle(hold, lambda: queue.fail(claim, context, error, wait, guard=hold.ending))
     attempt = context.attempts + 1
     if wait is None:
-        logs.task_died(context.task, claim.id, attempt, error)
+        kept = queue.backend.keeps_tasks
+        logs.task_died(context.task, claim.id, attempt, error, kept=kept)
         return Outcome.DIED
     logs.task_retried(context.task, claim.id, attempt, error, wait)
     return Outcome.RETRIED

@@ -72,14 +72,17 @@ def task_retried(task: str, task_id: str, attempt: int, error: BaseException, wa
     )
 
 
-def task_died(task: str, task_id: str, attempts: int, error: BaseException) -> None:
-    """A task became a dead task."""
+def task_died(
+    task: str, task_id: str, attempts: int, error: BaseException, *, kept: bool = True
+) -> None:
+    """A task gave up: it is a dead task now, where the backend keeps those."""
     logger.error(
-        "Task %s (%s) failed in attempt %d with %s; it is a dead task now.",
+        "Task %s (%s) failed in attempt %d with %s; %s.",
         task,
         task_id,
         attempts,
         _kind(error),
+        "it is a dead task now" if kept else "it is dropped, this backend keeps no dead tasks",
         exc_info=error,
     )
 

@@ -36,7 +36,13 @@ def get_backend() -> Backend:
     with _lock:
         if _backend is None:
             loaded = conf.load()
-            _backend = loaded.backend_class(loaded.config)
+            try:
+                _backend = loaded.backend_class(loaded.config)
+            except TypeError as error:
+                name = loaded.backend_class.__qualname__
+                raise ImproperlyConfigured(
+                    f"the backend {name} cannot be built from a BackendConfig alone: {error}"
+                ) from error
         return _backend
 
 

@@ -16,7 +16,7 @@ from django.test import override_settings
 from django.utils.safestring import SafeString
 
 from deferred_django import conf, get_backend, get_queue
-from deferred_django.backends.base import Backend
+from deferred_django.backends.base import Backend, BackendConfig
 from deferred_django.backends.disk import DiskBackend
 from deferred_django.backends.disk.names import StoreNames
 from deferred_django.backends.none import NoneBackend
@@ -42,6 +42,11 @@ class BreakingBackend(NoneBackend):
 
     def close(self) -> None:
         raise OSError("the disk is gone")
+
+
+class HungryBackend(NoneBackend):
+    def __init__(self, config: BackendConfig, more: str) -> None:
+        super().__init__(config)
 
 
 class UnfinishedBackend(Backend):
@@ -215,6 +220,13 @@ def test_a_path_that_is_none(value: Any) -> None:
     assert f'DEFERRED["PATH"] is {value!r}' in problem.message
 
 
+@pytest.mark.parametrize("value", ["~/storage", "~shop/storage", Path("~/storage")])
+def test_a_home_directory_is_not_guessed(value: Any) -> None:
+    problem = only_problem({"PATH": value})
+    assert problem.code == "E004"
+    assert "not expanded" in problem.message
+
+
 @pytest.mark.parametrize("value", [{}, {"PATH": "var"}])
 def test_a_relative_path_without_a_base_dir(value: Any) -> None:
     with override_settings():
@@ -374,3 +386,11 @@ def test_every_file_name_fits_behind_the_longest_prefix(tmp_path: Path) -> None:
     longest = f"{names.new_segment()}.damaged.99999"
     assert len(longest.encode()) < 240  # with room for a longer pid
     assert names.is_segment(names.new_segment())
+
+
+def test_a_backend_that_wants_more_than_a_config() -> None:
+    with (
+        override_settings(DEFERRED={"BACKEND": f"{__name__}.HungryBackend"}),
+        pytest.raises(ImproperlyConfigured, match=r"HungryBackend cannot be built .* 'more'"),
+    ):
+        get_backend()

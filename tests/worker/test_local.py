@@ -38,6 +38,7 @@ def test_retries_are_honoured_and_a_dead_task_is_logged(
     enqueue(runner, task, "exit3")
     wait_until(lambda: [record for record in caplog.records if record.levelno == logging.ERROR])
     assert tasks.ran == [("attempt", "exit3", 1), ("attempt", "exit3", 2)]
+    assert "it is dropped" in caplog.text
 
 
 def test_a_slow_task_does_not_hold_up_the_next(runner: LocalRunner) -> None:
