@@ -28,6 +28,8 @@ UNSTARTED_SECONDS = 0.2
 PREFETCH_SECONDS = 0.1
 """Claimed in advance is what the threads finish in this time."""
 MAX_PREFETCH = 50
+LET_GO_SECONDS = 0.3
+"""How long nothing is claimed in advance after claims were let go: others look every 0.25 s."""
 WAIT_SECONDS = 1.0
 """The longest wait for something to do before looking again."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
@@ -80,6 +82,7 @@ class Worker:
         )
         self._quarantine = Quarantine(queue, self._pool, queues)
         self._prefetch = 0
+        self._prefetch_from = 0.0
         self._sampled_at = 0.0
         self._sampled = 0
         self._pause = 0.0
@@ -135,6 +138,7 @@ class Worker:
         oldest = pool.oldest()
         if oldest is not None and now - oldest >= UNSTARTED_SECONDS:
             self._release(pool.take_back(now - UNSTARTED_SECONDS))
+            self._prefetch, self._prefetch_from = 0, now + LET_GO_SECONDS
         if now < self._resume_at:
             self._await_finish(self._resume_at - now)
             return None
@@ -161,8 +165,8 @@ class Worker:
         more = len(claims) == asked
         claims = self._quarantine.sort(claims, now) if claims else claims
         pool.add(claims)
-        if self._quarantine.refused and not claims:
-            self._await_finish(UNSTARTED_SECONDS)
+        if self._quarantine.refused and not claims:  # they are claimed again at once
+            self._await_store(UNSTARTED_SECONDS)
         elif not more:
             self._await_store(self._until_oldest(now))
         return None
@@ -172,7 +176,8 @@ class Worker:
         if elapsed >= PREFETCH_SECONDS:
             finished = self._pool.finished
             rate = (finished - self._sampled) / elapsed
-            self._prefetch = min(int(rate * PREFETCH_SECONDS), MAX_PREFETCH)
+            if now >= self._prefetch_from:
+                self._prefetch = min(int(rate * PREFETCH_SECONDS), MAX_PREFETCH)
             self._pool.low_mark = self._prefetch // 2
             self._sampled, self._sampled_at = finished, now
 

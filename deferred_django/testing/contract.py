@@ -291,6 +291,15 @@ class StoreContract(BackendContract):
         last = self.eventually_claim(backend)
         assert (last.id, last.context, last.crashes) == (task_id, b"x", 0)
 
+    def test_a_released_task_can_be_claimed_at_once(self, backend: Backend) -> None:
+        """A worker that drains would else leave behind what it has let go of itself."""
+        task_id = backend.add_task(b"x")
+        for _ in range(3):
+            [claim] = backend.claim_tasks(1)
+            assert claim.id == task_id
+            backend.start_task(claim)
+            backend.release_task(claim)
+
     def test_a_held_release_keeps_the_claim(self, backend: Backend, other: Backend) -> None:
         backend.add_task(b"x")
         [claim] = backend.claim_tasks(1)

@@ -62,6 +62,8 @@ def run_enqueued(*, raise_exceptions: bool = False, max_tasks: int = MAX_TASKS) 
         if not claims:
             return runs
         runs.append(_run(queue, claims[0]))
+        if runs[-1].outcome is Outcome.NOT_STARTED:  # nor will the store take another start
+            return runs
         exception = runs[-1].exception
         if raise_exceptions and exception is not None:
             raise exception

@@ -255,6 +255,17 @@ def test_a_task_that_kills_its_worker_dies_after_the_third_time(
     assert store.pending() == 0
 
 
+def test_a_drain_leaves_nothing_behind_that_it_let_go_of(project: Project, store: Store) -> None:
+    """After a death the tasks run one by one; the others are let go meanwhile, and still due."""
+    store.enqueue("kill_worker", "kill")
+    for number in range(20):
+        store.enqueue("hello", number)
+    project.drain()
+    assert {f"hello {number}" for number in range(20)} <= set(project.notes())
+    assert store.dead() == [("app.tasks.kill_worker", "WorkerLost")]
+    assert store.pending() == 0
+
+
 def test_graceful_stops_do_not_count_as_crashes(project: Project, store: Store) -> None:
     """C39, second run: a stop, a kill, a stop; the task still runs to its end."""
     store.enqueue("slow", "good")

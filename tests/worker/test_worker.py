@@ -89,6 +89,28 @@ def test_claims_that_no_thread_begins_with_are_let_go(queue: Queue, backend: Mem
     assert backend.tasks == {}
 
 
+def test_what_was_let_go_is_not_claimed_in_advance_again_at_once(
+    queue: Queue, backend: MemoryBackend
+) -> None:
+    """Else the others, which look every 0.25 s, would hardly ever find it free."""
+    for name in ("a", "b"):
+        add(backend, tasks.wait_for, name)
+    waiting = [add(backend, tasks.note, number) for number in range(3)]
+    slow = Running(queue)
+    slow.worker._sampled_at = time.monotonic()
+    slow.worker._prefetch = 3
+    with slow:
+        wait_until(lambda: len(backend.calls.of("release_task")) == 3)
+        slow.worker._sampled -= 1000  # as if much had been finished in the next moment
+        time.sleep(0.15)
+        slow.worker._bell.ring()
+        time.sleep(0.05)
+        assert not any(backend.tasks[task_id].claimed for task_id in waiting)
+        tasks.gate("a").set()
+        tasks.gate("b").set()
+        wait_until(lambda: {0, 1, 2} <= set(tasks.ran))
+
+
 def test_few_are_claimed_in_advance_where_tasks_are_slow(
     queue: Queue, backend: MemoryBackend
 ) -> None:

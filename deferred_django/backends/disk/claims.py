@@ -133,7 +133,7 @@ class Claims:
                 self.let_go(entry)
             except OSError as error:
                 logger.error("a task is tried again later: %s", error)
-                self.give_back(entry)
+                self.leave_alone(entry)
         return pairs
 
     def finish(self, entry: Entry) -> None:
@@ -154,7 +154,12 @@ class Claims:
             entry.segment.forget(entry)
             entry.segment.users -= 1
 
-    def give_back(self, entry: Entry) -> None:
+    def put_back(self, entry: Entry, now_ms: int) -> None:
+        """Free the claim of a task that may be claimed again at once, by this process too."""
+        self.let_go(entry)
+        self._index.push(entry, now_ms)
+
+    def leave_alone(self, entry: Entry) -> None:
         """Free a claim; its task, if it is still there, is tried again in a moment."""
         self.let_go(entry)
         if not entry.gone:

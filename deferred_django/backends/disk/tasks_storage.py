@@ -200,7 +200,7 @@ class TasksStorage:
             entry.started = False
         if not hold:
             with self._mutex:
-                self._claims.give_back(entry)
+                self._claims.put_back(entry, _now_ms())
 
     def _append(self, entry: Entry, record: bytes) -> None:
         self._appends.append(entry.segment, record)  # the claim keeps the descriptor open
@@ -222,7 +222,7 @@ class TasksStorage:
                     files.fsync(segment.fd)
             finally:
                 for entry in taken:
-                    self._claims.give_back(entry)
+                    self._claims.leave_alone(entry)
             return bool(removed) and len(taken) == len(named)
 
     # -- waiting -------------------------------------------------------------------------------
