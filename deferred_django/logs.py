@@ -102,6 +102,13 @@ def task_lost(task: str, task_id: str, crashes: int) -> None:
     )
 
 
+def tasks_module_failed(module: str, error: BaseException) -> None:
+    """An app's ``tasks`` module raised when a worker imported it."""
+    logger.error(
+        "%s could not be imported; its tasks are put back until it can.", module, exc_info=error
+    )
+
+
 def task_unknown(task: str, error: BaseException) -> None:
     """A name leads to no task in this process: logged once for each name."""
     if _unknown_names.allows(task):

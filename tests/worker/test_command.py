@@ -14,8 +14,9 @@ from django.conf import settings
 from django.core.management import CommandError, call_command
 from django.test import override_settings
 
-from deferred_django import get_backend
+from deferred_django import get_backend, get_queue
 from deferred_django.backends.base import Backend
+from deferred_django.context import TaskContext
 from deferred_django.management.commands import deferred_worker
 from tests.support import wait_until
 from tests.worker import tasks
@@ -136,14 +137,32 @@ def test_a_wrong_setting_is_refused() -> None:
         run("--drain")
 
 
-def test_an_error_in_a_tasks_module_is_named(
-    deferred_store: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("app", "line"),
+    [("broken_app", "import a_module_that_is_missing"), ("exiting_app", "raise SystemExit(3)")],
+)
+def test_an_error_in_a_tasks_module_is_logged_and_holds_up_nobody_else(
+    deferred_store: Backend,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    app: str,
+    line: str,
 ) -> None:
-    package = tmp_path / "broken_app"
+    """C41: its tasks wait for a worker that can import it."""
+    package = tmp_path / app
     package.mkdir()
     (package / "__init__.py").touch()
-    (package / "tasks.py").write_text("import a_module_that_is_missing\n")
+    (package / "tasks.py").write_text(f"{line}\n")
     monkeypatch.syspath_prepend(tmp_path)
-    named = pytest.raises(CommandError, match=r"broken_app\.tasks.*a_module_that_is_missing")
-    with override_settings(INSTALLED_APPS=[*settings.INSTALLED_APPS, "broken_app"]), named:
+    context = TaskContext.build(f"{app}.tasks.old", (1,), {})
+    get_queue().enqueue(context, task_id="old")
+    tasks.note.enqueue(1)
+    with override_settings(INSTALLED_APPS=[*settings.INSTALLED_APPS, app]):
         run("--drain")
+    assert f"{app}.tasks could not be imported" in caplog.text
+    assert line in caplog.text
+    assert tasks.ran == [1]
+    [old] = get_backend().pending_tasks()
+    assert (old.id, old.status) == ("old", "delayed")
+    assert TaskContext.from_bytes(old.context).attempts == 0

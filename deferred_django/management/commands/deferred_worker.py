@@ -15,7 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils.module_loading import module_has_submodule
 
-from deferred_django import checks, registry
+from deferred_django import checks, logs, registry
 from deferred_django.backends.base import Backend
 from deferred_django.supervisor import Supervisor
 from deferred_django.worker import Worker
@@ -148,17 +148,19 @@ def is_disk(backend: Backend) -> bool:
 
 
 def import_tasks() -> None:
-    """Import the ``tasks`` modules of the installed apps; ``CommandError`` if one fails."""
+    """Import the ``tasks`` modules of the installed apps.
+
+    One that fails is logged and its tasks are not known here: they are put back, as those of a
+    module that is missing, and the tasks of the other apps run.
+    """
     for config in apps.get_app_configs():
         if config.module is None or not module_has_submodule(config.module, TASKS_MODULE):
             continue
         name = f"{config.name}.{TASKS_MODULE}"
         try:
             import_module(name)
-        except Exception as error:  # the module is the project's: it may raise anything
-            raise CommandError(
-                f"{name} could not be imported ({type(error).__name__}: {error})."
-            ) from error
+        except (Exception, SystemExit) as error:  # the module is the project's
+            logs.tasks_module_failed(name, error)
 
 
 def place(backend: Backend) -> str:
