@@ -233,7 +233,7 @@ class Backend(abc.ABC):
         """How many ids :meth:`list_dead_tasks` would give without a limit."""
 
     @abc.abstractmethod
-    def find_dead_task(self, task_id: str) -> DeadTaskRecord | None:
+    def find_dead_task(self, id: str) -> DeadTaskRecord | None:
         """The newest record of the id."""
 
     @abc.abstractmethod

@@ -107,7 +107,7 @@ class NoneBackend(Backend):
         """There are none."""
         return 0
 
-    def find_dead_task(self, task_id: str) -> DeadTaskRecord | None:
+    def find_dead_task(self, id: str) -> DeadTaskRecord | None:
         """There is none."""
         return None
 

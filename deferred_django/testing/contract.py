@@ -68,7 +68,7 @@ class BackendContract:
         assert backend.claim_tasks(10) == []
         assert backend.list_dead_tasks() == []
         assert backend.count_dead_tasks() == 0
-        assert backend.find_dead_task("1-1-a-1") is None
+        assert backend.find_dead_task(id="1-1-a-1") is None
         assert backend.remove_task("1-1-a-1") is False
         assert backend.verify() == []
         status = backend.status()

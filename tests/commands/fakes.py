@@ -123,8 +123,8 @@ class FakeBackend(Backend):
     def count_dead_tasks(self, *, filter: DeadTaskFilter | None = None) -> int:
         return len(self.list_dead_tasks(filter=filter))
 
-    def find_dead_task(self, task_id: str) -> DeadTaskRecord | None:
-        return next((r for r in self.list_dead_tasks() if r["id"] == task_id), None)
+    def find_dead_task(self, id: str) -> DeadTaskRecord | None:
+        return next((r for r in self.list_dead_tasks() if r["id"] == id), None)
 
     def remove_dead_tasks(
         self, ids: str | Iterable[str], *, progress: Progress | None = None

@@ -207,8 +207,8 @@ class MemoryBackend(Backend):
     def count_dead_tasks(self, *, filter: DeadTaskFilter | None = None) -> int:
         return len(self.dead)
 
-    def find_dead_task(self, task_id: str) -> DeadTaskRecord | None:
-        return self.dead.get(task_id)
+    def find_dead_task(self, id: str) -> DeadTaskRecord | None:
+        return self.dead.get(id)
 
     def remove_dead_tasks(
         self, ids: str | Iterable[str], *, progress: Progress | None = None

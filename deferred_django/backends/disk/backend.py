@@ -186,8 +186,8 @@ class DiskBackend(Backend):
     def count_dead_tasks(self, *, filter: DeadTaskFilter | None = None) -> int:
         return self.dead_tasks.count(_matcher(filter))
 
-    def find_dead_task(self, task_id: str) -> DeadTaskRecord | None:
-        data = self.dead_tasks.find(task_id)
+    def find_dead_task(self, id: str) -> DeadTaskRecord | None:
+        data = self.dead_tasks.find(id)
         return None if data is None else _decode_dead(data)
 
     def remove_dead_tasks(
