@@ -6,6 +6,7 @@ lock but the hold on its own claim.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -17,6 +18,14 @@ from deferred_django.backends.base import ClaimedTask
 from deferred_django.hold import Abandoned, Hold
 
 logger = logging.getLogger("deferred_django")
+
+SPREAD_SECONDS = 0.002
+CROWDED_SECONDS = 0.02
+"""Longer: to look is to take the interpreter from a thread that works."""
+REMEMBERED_SECONDS = 0.1
+"""What was seen of the last tasks says nothing about tasks that come later than this."""
+SATURATED = 0.7
+"""Of one core: with so much in use, the interpreter is what the threads wait for."""
 
 
 class Bell:
@@ -76,6 +85,11 @@ class Pool:
         self._added = 0
         self._taken_back = 0
         self._closed = False
+        self.crowded = False
+        """The threads at work wait for each other: all but one had better sleep."""
+        self._crowded_at = 0.0
+        self._looked: tuple[float, float, int] | None = None
+        """When :meth:`spread` last looked: the time, the process's CPU time, what had finished."""
 
     def start(self) -> None:
         """Start the threads."""
@@ -103,15 +117,47 @@ class Pool:
         return self._added - self._taken_back - len(self._buffer)
 
     def add(self, claims: Iterable[ClaimedTask]) -> None:
-        """Have the claims worked on, in this order, as soon as threads are free."""
+        """Have the claims worked on, in this order: by one thread at least, see :meth:`spread`."""
         now = time.monotonic()
         for claim in claims:
             self._added += 1
             self._buffer.append((claim, now))
-            try:  # noqa: SIM105 - on the path of every short task
-                self._idle.pop().bell.ring()
-            except IndexError:
-                pass  # every thread is at work and looks here before it sleeps
+        if self._buffer and len(self._idle) == self.size:  # else one is at work and looks here
+            self._wake_one()
+
+    def spread(self, now: float) -> None:
+        """Fit the number of threads at work to what they wait for. Call it every ``look_again``.
+
+        Threads that all want the interpreter only take it from each other: short tasks are done
+        in half the time by one thread. Tasks that wait for something leave it free, or do not end
+        for a while, and are given to further threads.
+        """
+        if not self._buffer:
+            self._looked = None
+            self.crowded = self.crowded and now - self._crowded_at < REMEMBERED_SECONDS
+            return
+        cpu, finished = time.process_time(), self.finished
+        if self._looked is not None:
+            looked_at, cpu_before, finished_before = self._looked
+            elapsed = now - looked_at
+            if elapsed < self.look_again:
+                return
+            used = (cpu - cpu_before) / elapsed
+            self.crowded = finished != finished_before and used >= SATURATED
+            if self.crowded:
+                self._crowded_at = now
+            else:
+                self._wake_one()
+        self._looked = now, cpu, finished
+
+    @property
+    def look_again(self) -> float:
+        """Seconds after which :meth:`spread` has something to do while claims wait."""
+        return CROWDED_SECONDS if self.crowded else SPREAD_SECONDS
+
+    def _wake_one(self) -> None:
+        with contextlib.suppress(IndexError):  # none is idle
+            self._idle.pop().bell.ring()
 
     @property
     def waiting(self) -> int:
@@ -179,6 +225,11 @@ class Pool:
         connections.watch_thread()
         try:
             while not self._closed:
+                if self.crowded and len(self._idle) < self.size - 1:
+                    # Should the last two do this at once, spread() wakes one again.
+                    self._idle.append(slot)
+                    slot.bell.wait()
+                    continue
                 try:
                     claim, _ = self._buffer.popleft()
                 except IndexError:

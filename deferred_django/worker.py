@@ -135,6 +135,7 @@ class Worker:
     def _step(self) -> Ended | None:
         now = time.monotonic()
         pool = self._pool
+        pool.spread(now)
         oldest = pool.oldest()
         if oldest is not None and now - oldest >= UNSTARTED_SECONDS:
             self._release(pool.take_back(now - UNSTARTED_SECONDS))
@@ -167,6 +168,8 @@ class Worker:
         pool.add(claims)
         if self._quarantine.refused and not claims:  # they are claimed again at once
             self._await_store(UNSTARTED_SECONDS)
+        elif pool.waiting:
+            self._await_finish(pool.look_again)
         elif not more:
             self._await_store(self._until_oldest(now))
         return None
@@ -178,7 +181,8 @@ class Worker:
             rate = (finished - self._sampled) / elapsed
             if now >= self._prefetch_from:
                 self._prefetch = min(int(rate * PREFETCH_SECONDS), MAX_PREFETCH)
-            self._pool.low_mark = self._prefetch // 2
+            # Where the threads take the interpreter from each other, so would this one.
+            self._pool.low_mark = 0 if self._pool.crowded else self._prefetch // 2
             self._sampled, self._sampled_at = finished, now
 
     def _until_oldest(self, now: float) -> float:
@@ -189,6 +193,8 @@ class Worker:
 
     def _await_finish(self, timeout: float) -> None:
         """Wait until a task has ended that leaves few waiting, a stop, or the time is up."""
+        if self._pool.waiting:
+            timeout = min(timeout, self._pool.look_again)
         finished = self._pool.finished
         self._wants_finish = True
         # One that ended before the flag was seen rang nothing.

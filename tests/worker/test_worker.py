@@ -392,3 +392,16 @@ def test_a_worker_that_is_stopped_before_it_runs_ends_at_once(queue: Queue) -> N
     worker = Worker(queue, threads=1)
     worker.request_stop()
     assert worker.run() is Ended.STOPPED
+
+
+def test_tasks_that_wait_run_beside_each_other(queue: Queue, backend: MemoryBackend) -> None:
+    """One thread does short tasks; what waits for something is given to others at once."""
+    with Running(queue, threads=4):
+        for number in range(300):
+            add(backend, tasks.note, number)
+        wait_until(lambda: len(tasks.ran) == 300)
+        for number in range(4):
+            add(backend, tasks.wait_for, f"slow{number}")
+        wait_until(lambda: len([ran for ran in tasks.ran if "begun" in str(ran)]) == 4)
+        for number in range(4):
+            tasks.gate(f"slow{number}").set()
