@@ -45,6 +45,9 @@ def test_a_slow_task_does_not_hold_up_the_next(runner: LocalRunner) -> None:
     enqueue(runner, tasks.note, "next")
     wait_until(lambda: "next" in tasks.ran)
     wait_until(lambda: len(tasks.ran) == MAX_THREADS)
+    for number in range(MAX_THREADS - 1):
+        tasks.gate(f"slow{number}").set()
+    wait_until(lambda: len(tasks.ran) == 2 * MAX_THREADS - 1)  # none ends in another test
     runner.close()
 
 
