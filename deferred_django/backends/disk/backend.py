@@ -181,14 +181,14 @@ class DiskBackend(Backend):
         filter: DeadTaskFilter | None = None,
     ) -> list[DeadTaskRecord]:
         found = self.dead_tasks.read(limit=limit, offset=offset, matches=_matcher(filter))
-        return [_decode_dead(data) for _, data in found]
+        return [_decode_dead(data, task_id) for task_id, data in found]
 
     def count_dead_tasks(self, *, filter: DeadTaskFilter | None = None) -> int:
         return self.dead_tasks.count(_matcher(filter))
 
     def find_dead_task(self, id: str) -> DeadTaskRecord | None:
         data = self.dead_tasks.find(id)
-        return None if data is None else _decode_dead(data)
+        return None if data is None else _decode_dead(data, id)
 
     def remove_dead_tasks(
         self, ids: str | Iterable[str], *, progress: Progress | None = None
@@ -205,7 +205,7 @@ class DiskBackend(Backend):
     ) -> list[str]:
         return self.dead_tasks.take(
             ids,
-            lambda _, data: handover(_decode_dead(data)),
+            lambda task_id, data: handover(_decode_dead(data, task_id)),
             self.tasks.sync,
             progress=progress,
         )
@@ -239,13 +239,47 @@ def _encode_dead(record: DeadTaskRecord) -> bytes:
     return json.dumps(stored, separators=(",", ":")).encode("ascii")
 
 
-def _decode_dead(data: bytes) -> DeadTaskRecord:
-    record: dict[str, Any] = json.loads(data)
-    record["context"] = record["context"].encode("latin-1")
+def _decode_dead(data: bytes, task_id: str) -> DeadTaskRecord:
+    """The record; what another version or a foreign hand has left out of it is filled in.
+
+    One odd record must neither hide all the others nor be out of reach of a purge.
+    """
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        found = None
+    record: dict[str, Any] = found if isinstance(found, dict) else {}
+    try:
+        record["context"] = record["context"].encode("latin-1")
+    except (LookupError, AttributeError, UnicodeError):
+        record["context"] = data
+    for name, kind in _KINDS:
+        if not isinstance(record.get(name), kind):
+            record[name] = _default(name, task_id)
     return record
+
+
+_KINDS: tuple[tuple[str, type | tuple[type, ...]], ...] = (
+    ("id", str),
+    ("task_class", str),
+    ("queue", str),
+    ("attempts", int),
+    ("enqueued_at", (int, float)),
+    ("failed_at", (int, float)),
+    ("exception_class", str),
+    ("exception_message", str),
+    ("backtrace", list),
+)
+
+
+def _default(name: str, task_id: str) -> Any:
+    if name in ("enqueued_at", "failed_at"):
+        return float(task_ids.seconds_of(task_id) or 0)
+    known = {"id": task_id, "queue": "default", "attempts": 0, "backtrace": []}
+    return known.get(name, "(unreadable)")
 
 
 def _matcher(filter: DeadTaskFilter | None) -> Callable[[bytes], bool] | None:
     if filter is None or filter == DeadTaskFilter():
         return None
-    return lambda data: filter.matches(_decode_dead(data))
+    return lambda data: filter.matches(_decode_dead(data, ""))
