@@ -232,6 +232,11 @@ class Backend(abc.ABC):
     def count_dead_tasks(self, *, filter: DeadTaskFilter | None = None) -> int:
         """How many ids :meth:`list_dead_tasks` would give without a limit."""
 
+    def dead_tasks_problems(self) -> list[str]:
+        """Sentences about dead tasks that cannot be read. They are left out wherever others are
+        given; :attr:`Status.problems` has these sentences too."""
+        return []
+
     @abc.abstractmethod
     def find_dead_task(self, id: str) -> DeadTaskRecord | None:
         """The newest record of the id."""

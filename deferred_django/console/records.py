@@ -109,7 +109,8 @@ def write_detail(out: Output, record: DeadTaskRecord) -> None:
         out.line(f"  {title:<10} {value}")
     _write_section(out, "Message", record["exception_message"])
     _write_section(out, "Arguments", _call(arguments))
-    _write_section(out, "Traceback", "\n".join(str(line).rstrip("\n") for line in record["backtrace"]))
+    backtrace = "\n".join(str(line).rstrip("\n") for line in record["backtrace"])
+    _write_section(out, "Traceback", backtrace)
 
 
 def _write_section(out: Output, title: str, text: str) -> None:

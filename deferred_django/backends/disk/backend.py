@@ -186,6 +186,9 @@ class DiskBackend(Backend):
     def count_dead_tasks(self, *, filter: DeadTaskFilter | None = None) -> int:
         return self.dead_tasks.count(_matcher(filter))
 
+    def dead_tasks_problems(self) -> list[str]:
+        return self.dead_tasks.problems()
+
     def find_dead_task(self, id: str) -> DeadTaskRecord | None:
         data = self.dead_tasks.find(id)
         return None if data is None else _decode_dead(data, id)

@@ -84,6 +84,8 @@ class Command(StoreCommand):
             write_json_list(
                 self.out, backend.list_dead_tasks(limit=limit, offset=offset, filter=filter)
             )
+            if limit is None:  # a page does not read the whole store
+                self._report_problems(backend)
             return
         limit = TABLE_LIMIT if limit is None else limit
         records = backend.list_dead_tasks(limit=limit, offset=offset, filter=filter)
@@ -98,6 +100,11 @@ class Command(StoreCommand):
             self.out.line(f"Only {total} dead tasks.")
         elif total > shown:
             self.out.line(f"{total - shown} more of {total}: --offset {shown} goes on.", "WARNING")
+        self._report_problems(backend)
+
+    def _report_problems(self, backend: Backend) -> None:
+        for problem in backend.dead_tasks_problems():
+            self.err.line(problem, "WARNING")
 
     def show(self, backend: Backend, options: Mapping[str, Any]) -> None:
         """Print everything about one dead task."""
