@@ -127,7 +127,7 @@ class Worker:
         finally:
             self._shut_down()
             housekeeper.stop()
-            self._say_goodbye(ended)
+            self._say_goodbye()
         return ended
 
     # -- the fetcher -----------------------------------------------------------------------------
@@ -162,7 +162,11 @@ class Worker:
         if not claims:
             self._pause = 0.0
             if busy == 0 and self._drain:
-                return Ended.DRAINED
+                # From a file that has grown too large nothing is claimed until it is compacted.
+                self._guarded("Tidying the store", self._backend.maintain)
+                claims = self._queue.claim(asked, self._queues)
+                if not claims:
+                    return Ended.DRAINED
         more = len(claims) == asked
         claims = self._quarantine.sort(claims, now) if claims else claims
         pool.add(claims)
@@ -281,9 +285,7 @@ class Worker:
     def _put_back(self, claim: ClaimedTask, *, hold: bool) -> None:
         self._guarded("Putting a task back", lambda: self._queue.release(claim, hold=hold))
 
-    def _say_goodbye(self, ended: Ended) -> None:
-        if ended is Ended.DRAINED:
-            self._guarded("Tidying the store", self._backend.maintain)
+    def _say_goodbye(self) -> None:
         self._guarded("Syncing the store", self._backend.sync)
         self._guarded("Ending the work on the store", self._backend.worker_stopped)
         if not self.left_running:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from deferred_django.backends.disk import log_records
 from deferred_django.context import TaskContext
 from tests.harness import Project, children_of, is_alive
 from tests.support import wait_until
@@ -263,6 +264,22 @@ def test_a_drain_leaves_nothing_behind_that_it_let_go_of(project: Project, store
     project.drain()
     assert {f"hello {number}" for number in range(20)} <= set(project.notes())
     assert store.dead() == [("app.tasks.kill_worker", "WorkerLost")]
+    assert store.pending() == 0
+
+
+def test_a_drain_compacts_what_has_grown_too_large_to_be_claimed_from(
+    project: Project, store: Store
+) -> None:
+    """Many retries of few tasks: the file is mostly dead, and so are not the tasks."""
+    project.storage.mkdir(mode=0o700)
+    context = TaskContext.build("app.tasks.hello", ("x" * 10_000,), {}).to_bytes()
+    with open(project.storage / "deferred-0-20261129-1-abc", "wb") as file:
+        for attempt in range(90):
+            for number in range(10):
+                nonce = f"n{attempt}x{number}"
+                file.write(log_records.add(f"1-1-a-{number}", nonce, 0, 0, "default", context))
+    project.drain()
+    assert len(project.notes()) == 10
     assert store.pending() == 0
 
 
