@@ -100,3 +100,18 @@ def check_file(directory: Path, content: bytes) -> None:
     assert store.read() == open_store(directory).read() == after[1::2]
     assert len(store.verify()) == len(damage), "a removal keeps what is damaged"
     assert_at_rest(directory)
+
+
+@pytest.mark.parametrize("filling", [b"", b"\0" * 5000])
+def test_a_last_record_that_ends_with_nul_bytes_is_whole_for_all(
+    tmp_path: Path, filling: bytes
+) -> None:
+    """It lacks its newline, and a power cut may have left more of them behind it."""
+    store = open_store(tmp_path)
+    store.add("a", b"{}")
+    store.add("b", b"{}" if filling else b"\0\0")
+    path = data_file(tmp_path)
+    path.write_bytes(path.read_bytes()[:-1] + filling)
+    assert [name for name, _ in store.read()] == ["b", "a"]
+    assert store.remove(["b"]) == 1
+    assert [name for name, _ in store.read()] == ["a"]

@@ -95,9 +95,10 @@ def find_tail(fd: int) -> Tail:
     if size == 0 or files.read_at(fd, 1, size - 1) == b"\n":
         return Tail(size, size, newline_missing=False)
     start, _ = next(lines_backwards(fd, size))
-    end = last_not_nul(fd, start, size)
-    if start < end and is_valid_at(fd, start, end):
-        return Tail(end, size, newline_missing=True)
+    # NUL bytes may be the record's own, or what a power cut has left behind it.
+    for end in (size, last_not_nul(fd, start, size)):
+        if start < end and is_valid_at(fd, start, end):
+            return Tail(end, size, newline_missing=True)
     return Tail(start, size, newline_missing=False)
 
 
