@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,8 +22,10 @@ from tests.worker import tasks
 
 
 @pytest.fixture
-def runner() -> LocalRunner:
-    return LocalRunner()
+def runner() -> Iterator[LocalRunner]:
+    made = LocalRunner()
+    yield made
+    made.close()
 
 
 def enqueue(runner: LocalRunner, task: DeferredTask[..., Any], *args: object) -> str:
