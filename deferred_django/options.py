@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -10,11 +9,9 @@ from datetime import datetime, timedelta
 from django.conf import settings
 from django.utils import timezone
 
-from deferred_django.backends.base import MAX_PRIORITY, MIN_PRIORITY
+from deferred_django.backends.base import MAX_PRIORITY, MIN_PRIORITY, QUEUE_PATTERN
 from deferred_django.references import short
 from deferred_django.retry import MAX_DELAY
-
-QUEUE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +88,7 @@ def _unix_seconds(moment: object) -> float:
 def _queue_name(name: object) -> str:
     if not isinstance(name, str):
         raise TypeError(f"queue must be a str, not {short(name)}")
-    if not QUEUE_NAME.fullmatch(name):
+    if not QUEUE_PATTERN.fullmatch(name):
         raise ValueError(f"queue must be 1 to 100 of [A-Za-z0-9_.-], not {short(name)}")
     return name
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 MIN_PRIORITY, MAX_PRIORITY = -32768, 32767
+QUEUE_PATTERN = re.compile(r"[A-Za-z0-9_.-]{1,100}")
+"""The name of a queue, matched as a whole: a field of a log record, like an id."""
 MAX_RECORD_BYTES = 64 * 1024 * 1024
 
 DeadTaskRecord = dict[str, Any]

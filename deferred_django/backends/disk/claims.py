@@ -120,13 +120,13 @@ class Claims:
     def with_payloads(self, taken: list[Entry]) -> list[tuple[Entry, bytes]]:
         """Claimed tasks with their contexts; one whose context cannot be read is let go."""
         pairs = []
-        segment, block, block_at = None, b"", 0
+        by_segment: dict[Segment, list[Entry]] = {}
         for entry in taken:
-            if entry.segment is not segment:
-                segment = entry.segment
-                block, block_at = segment.read_around([e for e in taken if e.segment is segment])
+            by_segment.setdefault(entry.segment, []).append(entry)
+        blocks = {segment: segment.read_around(own) for segment, own in by_segment.items()}
+        for entry in taken:
             try:
-                pairs.append((entry, segment.payload(entry, block, block_at)))
+                pairs.append((entry, entry.segment.payload(entry, *blocks[entry.segment])))
             except ValueError as error:
                 logger.error("a task is left alone: %s", error)
                 entry.segment.unknown_records += 1

@@ -16,15 +16,17 @@ earlier one. On the disk a record has a newline in front of it and one behind it
 
 from __future__ import annotations
 
-import re
 from typing import NamedTuple
 from zlib import crc32
 
 from deferred_django import ids
-from deferred_django.backends.base import MAX_PRIORITY, MAX_RECORD_BYTES, MIN_PRIORITY
+from deferred_django.backends.base import (
+    MAX_PRIORITY,
+    MAX_RECORD_BYTES,
+    MIN_PRIORITY,
+    QUEUE_PATTERN,
+)
 from deferred_django.backends.disk import records
-
-QUEUE_PATTERN = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 
 
 class Run(NamedTuple):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
-import re
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -16,7 +15,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils.module_loading import module_has_submodule
 
 from deferred_django import checks, logs, registry
-from deferred_django.backends.base import Backend
+from deferred_django.backends.base import QUEUE_PATTERN, Backend
 from deferred_django.supervisor import Supervisor
 from deferred_django.worker import Worker
 from deferred_django.worker_process import run_here
@@ -24,7 +23,6 @@ from deferred_django.worker_process import run_here
 TASKS_MODULE = "tasks"
 MAX_PROCESSES, MAX_THREADS = 512, 1000
 """A slip of the hand must not bring the machine down."""
-_QUEUE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 
 
 class Command(BaseCommand):
@@ -212,7 +210,7 @@ def queue_names(value: Any) -> list[str]:
     names = value.split(",") if isinstance(value, str) else list(value)
     names = [name.strip() for name in names]
     for name in names:
-        if not _QUEUE_NAME.fullmatch(name):
+        if not QUEUE_PATTERN.fullmatch(name):
             raise ValueError(f"{name!r} is no queue name (1 to 100 of A-Z a-z 0-9 _ . -)")
     return list(dict.fromkeys(names))
 
