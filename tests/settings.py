@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import atexit
 import os
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
-# A test that forgets to ask for a store of its own must not leave one in the repository. Processes
-# that tests start find the directory, which is this run's own, in the environment.
-if "DEFERRED_TEST_BASE_DIR" not in os.environ:
-    os.environ["DEFERRED_TEST_BASE_DIR"] = tempfile.mkdtemp(prefix="deferred-tests-")
+from tests import scratch
 
-    def _remove(directory: str, pid: int) -> None:
-        if os.getpid() == pid:  # a forked child inherits the hook, not the directory
-            shutil.rmtree(directory, ignore_errors=True)
-
-    atexit.register(_remove, os.environ["DEFERRED_TEST_BASE_DIR"], os.getpid())
-
+# A test that forgets to ask for a store of its own must not leave one in the repository. The run
+# makes the directory, which is its own (tests/conftest.py); processes that tests start find it in
+# the environment.
+os.environ.setdefault("DEFERRED_TEST_BASE_DIR", scratch.new_name())
 BASE_DIR = Path(os.environ["DEFERRED_TEST_BASE_DIR"])
 
 SECRET_KEY = "only-for-the-tests"

@@ -1,0 +1,53 @@
+"""Test runs leave nothing behind in the system's directory for temporary files."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from tests import scratch
+from tests.support import REPOSITORY, environment, run_python, start_python
+
+
+def test_importing_the_settings_makes_nothing(tmp_path: Path) -> None:
+    """A plugin of a type checker imports them, and leaves without running exit handlers."""
+    env = {"TMPDIR": str(tmp_path), "DEFERRED_TEST_BASE_DIR": ""}
+    code = "import os; os.environ.pop('DEFERRED_TEST_BASE_DIR'); import tests.settings; os._exit(0)"
+    run_python(code, env=env)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_removes_its_directory_and_what_killed_ones_left(tmp_path: Path) -> None:
+    killed, fresh, foreign = (tmp_path / f"{scratch.PREFIX}{name}" for name in "abc")
+    for directory in (killed, fresh, foreign):
+        (directory / "inside").mkdir(parents=True)
+    os.utime(killed, (1, 1))
+    os.utime(foreign, (1, 1))
+    holder = start_python(
+        "import fcntl, os, sys\n"
+        "fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_SH)\n"
+        "print('held', flush=True)\n"
+        "sys.stdin.read()",
+        str(foreign),
+    )
+    with holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        env = environment(TMPDIR=str(tmp_path))
+        del env["DEFERRED_TEST_BASE_DIR"]
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "tests/test_scratch.py", "-k", "importing"],
+            cwd=REPOSITORY,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        holder.send_signal(signal.SIGKILL)
+    assert done.returncode == 0, done.stdout + done.stderr
+    left = {path.name for path in tmp_path.iterdir() if path.name.startswith(scratch.PREFIX)}
+    assert left == {fresh.name, foreign.name}
