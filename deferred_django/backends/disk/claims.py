@@ -16,6 +16,7 @@ from functools import partial
 
 from deferred_django.backends.disk import files, locks, tidy
 from deferred_django.backends.disk.due_index import DueIndex
+from deferred_django.backends.disk.scanner import Damage
 from deferred_django.backends.disk.segment import Entry, Segment
 from deferred_django.backends.disk.segment_set import SegmentSet
 
@@ -129,7 +130,8 @@ class Claims:
                 pairs.append((entry, entry.segment.payload(entry, *blocks[entry.segment])))
             except ValueError as error:
                 logger.error("a task is left alone: %s", error)
-                entry.segment.unknown_records += 1
+                damage = Damage(entry.offset, entry.length, "a context that cannot be read")
+                entry.segment.scanner.note_damage(damage)
                 self.let_go(entry)
             except OSError as error:
                 logger.error("a task is tried again later: %s", error)

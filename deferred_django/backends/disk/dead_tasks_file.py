@@ -27,6 +27,7 @@ from deferred_django.backends.disk.scanner import MAX_LONG_LINE_BYTES, Scanner, 
 KIND = b"dead_task"
 VERSION = "0"
 # The store encodes a context of up to 64 MiB as JSON text, where one byte takes up to six.
+# The scanner takes no longer line (MAX_LONG_LINE_BYTES).
 MAX_DEAD_RECORD_BYTES = 7 * MAX_RECORD_BYTES
 _BEGINNING = re.compile(b"%b:(%b):" % (KIND, ids.ID_PATTERN.pattern.encode())).match
 BACKWARD_BYTES = 64 * 1024

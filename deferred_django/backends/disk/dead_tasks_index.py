@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from deferred_django.backends.disk import files, records
 from deferred_django.backends.disk.dead_tasks_file import beginning, id_of
-from deferred_django.backends.disk.scanner import HEAD_BYTES, Scanner
+from deferred_django.backends.disk.long_line import HEAD_BYTES
+from deferred_django.backends.disk.scanner import Scanner
 
 _HASH_MASK = (1 << 60) - 1  # an int of two digits in CPython: 32 bytes
 _TRIES = 5

@@ -16,7 +16,8 @@ from deferred_django.backends.base import Finding
 from deferred_django.backends.disk import dead_tasks_file, files, records
 from deferred_django.backends.disk.dead_tasks_file import READ, DeadTasksFile
 from deferred_django.backends.disk.dead_tasks_index import Index, Span
-from deferred_django.backends.disk.scanner import CHUNK_BYTES, HEAD_BYTES, Scanner
+from deferred_django.backends.disk.long_line import HEAD_BYTES
+from deferred_django.backends.disk.scanner import CHUNK_BYTES, Damage, Scanner
 
 COLD_PAGE_RECORDS = 1000
 """Up to here a process that has no index yet reads the newest records from the file's end."""
@@ -215,14 +216,13 @@ class Reader:
     def _findings(self, fd: int) -> list[Finding]:
         size = os.fstat(fd).st_size
         scanner = Scanner(newline_in_front=False)
+        for offset, length, body in scanner.read(fd, size):
+            if dead_tasks_file.id_of(body) is None:
+                scanner.note_damage(Damage(offset, length, "a record that is no dead task's"))
         found = [
-            self._finding("damage", offset, "a record that is no dead task's")
-            for offset, _, body in scanner.read(fd, size)
-            if dead_tasks_file.id_of(body) is None
+            self._finding("damage", damage.offset, f"{damage.length:,} bytes: {damage.reason}")
+            for damage in scanner.damage
         ]
-        for damage in scanner.damage:
-            detail = f"{damage.length:,} bytes: {damage.reason}"
-            found.append(self._finding("damage", damage.offset, detail))
         further = scanner.damaged - len(scanner.damage)
         if further:
             found.append(self._finding("damage", None, f"{further:,} more bad places"))

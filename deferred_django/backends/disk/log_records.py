@@ -16,6 +16,7 @@ earlier one. On the disk a record has a newline in front of it and one behind it
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 from zlib import crc32
 
@@ -37,6 +38,13 @@ class Run(NamedTuple):
     started_ms: int
 
 
+MAX_NAME_BYTES = 100
+"""Of a nonce, a worker, a boot and, as anywhere, a queue. An id is longer."""
+MAX_DIGITS = 18
+"""Of a time: no calculation with it overflows."""
+_WORD = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-"
+
+
 def check_fields(task_id: str, queue: str, priority: int) -> None:
     """Raise ``ValueError`` for what cannot be a field of a record."""
     if ids.ID_PATTERN.fullmatch(task_id) is None:
@@ -47,6 +55,18 @@ def check_fields(task_id: str, queue: str, priority: int) -> None:
         raise ValueError(
             f"priority {priority!r} is not a whole number from {MIN_PRIORITY} to {MAX_PRIORITY}"
         )
+
+
+def milliseconds(seconds: float) -> int:
+    """A time as records have it; ``ValueError`` for what is none."""
+    # Rounded down, so that what is due now is due at once; whole milliseconds survive the float.
+    try:
+        at = math.floor(float(seconds) * 1000 + 0.001)
+    except (OverflowError, ValueError):
+        at = 10**MAX_DIGITS
+    if abs(at) >= 10**MAX_DIGITS:
+        raise ValueError(f"publish_at is {seconds!r:.50}, not a time")
+    return at
 
 
 def add(
@@ -82,6 +102,60 @@ def end(task_id: str, nonce: str) -> bytes:
 def rem(task_id: str, nonce: str) -> bytes:
     """The bytes to append when a task is done or handed over."""
     return _framed(f"rem:{task_id}:{nonce}".encode("ascii"))
+
+
+def fields_of_add(body: bytes) -> tuple[str, str, int, int, str]:
+    """Id, nonce, publish_at, priority and queue of an ``add``'s body, or of its beginning.
+
+    ``ValueError`` for what :func:`add` never writes: it would be carried to places where it fails.
+    """
+    _, task_id, nonce, publish_ms, priority, queue, _ = body.split(b":", 6)
+    if (task_id + nonce + queue).translate(None, _WORD) or not (
+        0 < len(task_id) <= ids.MAX_ID_LENGTH
+        and 0 < len(nonce) <= MAX_NAME_BYTES
+        and 0 < len(queue) <= MAX_NAME_BYTES
+    ):
+        raise ValueError("an add's names are of another form")
+    level = 0 if priority == b"0" else _number(priority, 5)
+    if not MIN_PRIORITY <= level <= MAX_PRIORITY:
+        raise ValueError("a priority that cannot be")
+    return (
+        task_id.decode("ascii"),
+        nonce.decode("ascii"),
+        _number(publish_ms, MAX_DIGITS),
+        level,
+        queue.decode("ascii"),
+    )
+
+
+def fields_of_change(body: bytes) -> tuple[bytes, str, str, Run | None]:
+    """Op, id, nonce and, of a ``run``, the run; ``ValueError`` for any other record."""
+    op, task_id, nonce, *rest = body.split(b":", 6)
+    if (
+        op not in _CHANGES
+        or len(rest) != _CHANGES[op]
+        or not 0 < len(task_id) <= ids.MAX_ID_LENGTH
+        or not all(0 < len(name) <= MAX_NAME_BYTES for name in (nonce, *rest))
+        or b"".join((task_id, nonce, *rest)).translate(None, _WORD)
+    ):
+        raise ValueError("a record of an unknown form")
+    run = None
+    if rest:
+        worker, boot_id, started_ms = rest
+        run = Run(worker.decode("ascii"), boot_id.decode("ascii"), _number(started_ms, MAX_DIGITS))
+    return op, task_id.decode("ascii"), nonce.decode("ascii"), run
+
+
+_CHANGES = {b"run": 3, b"end": 0, b"rem": 0}
+"""How many fields follow the nonce."""
+
+
+def _number(field: bytes, most_digits: int) -> int:
+    # int() takes signs, spaces and underscores too, and so many digits as nothing can use.
+    digits = field.removeprefix(b"-")
+    if not digits.isdigit() or len(digits) > most_digits:
+        raise ValueError(f"a number of another form: {field!r:.40}")
+    return int(field)
 
 
 def _framed(body: bytes) -> bytes:

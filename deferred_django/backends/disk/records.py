@@ -18,9 +18,9 @@ CRC_BYTES = 9
 """The checksum and its colon."""
 
 _BEGINNING = re.compile(
-    rb"[0-9a-f]{0,7}\Z|[0-9a-f]{8}(?:\Z|:[a-z_]*(?:\Z|:[A-Za-z0-9_.-]*(?:\Z|:)))"
+    rb"[0-9a-f]{0,7}\Z|[0-9a-f]{8}(?:\Z|:[a-z_]{0,20}(?:\Z|:[A-Za-z0-9_.-]{0,200}(?:\Z|:)))"
 )
-_ESCAPED = re.compile(rb"\\(.)", re.DOTALL)
+_ESCAPED = re.compile(rb"\\(.?)", re.DOTALL)
 _UNESCAPES = {b"n": b"\n", b"\\": b"\\"}
 
 

@@ -13,14 +13,14 @@ from zlib import crc32
 
 from deferred_django.backends.base import MAX_RECORD_BYTES
 from deferred_django.backends.disk import files
+from deferred_django.backends.disk.long_line import LongLine
 from deferred_django.backends.disk.records import CRC_BYTES, is_valid, looks_torn
 
 CHUNK_BYTES = 256 * 1024
-HEAD_BYTES = 512
-"""What is kept of a line that is only looked through: its checksum, kind and id are in it."""
 MAX_LINE_BYTES = MAX_RECORD_BYTES + CRC_BYTES
-MAX_LONG_LINE_BYTES = 8 * MAX_RECORD_BYTES
-"""A line that is longer is no record of any kind, whatever its checksum."""
+"""A line of the log that is longer is no record, whatever its checksum."""
+MAX_LONG_LINE_BYTES = 7 * MAX_RECORD_BYTES + CRC_BYTES
+"""Nor is one of the dead-tasks file that is longer than this."""
 MAX_DAMAGE_KEPT = 100
 
 
@@ -44,29 +44,6 @@ def last_not_nul(fd: int, start: int, end: int) -> int:
     return start
 
 
-@dataclass(slots=True)
-class _LongLine:
-    """A line that is not held in memory as a whole: its checksum is computed as it passes."""
-
-    start: int
-    length: int
-    head: bytes
-    crc: int
-
-    @classmethod
-    def begin(cls, start: int, data: bytes) -> _LongLine:
-        return cls(start, len(data), data[:HEAD_BYTES], crc32(data[CRC_BYTES:]))
-
-    def feed(self, data: bytes) -> None:
-        self.length += len(data)
-        if self.length <= MAX_LONG_LINE_BYTES:
-            self.crc = crc32(data, self.crc)
-
-    def is_valid(self) -> bool:
-        fits = self.length <= MAX_LONG_LINE_BYTES
-        return fits and self.head[:CRC_BYTES] == b"%08x:" % self.crc
-
-
 class Scanner:
     """Reads the records of an append-only file, going on where it last stopped.
 
@@ -81,6 +58,8 @@ class Scanner:
 
     __slots__ = (
         "_bad",
+        "_given_to",
+        "_limit",
         "_long",
         "_newline_in_front",
         "_own",
@@ -103,11 +82,14 @@ class Scanner:
         self.damaged = 0
         # A bad line is judged by the line behind it, which may come with a later read.
         self._bad: tuple[int, int, bool] | None = None
-        self._long: _LongLine | None = None
+        self._long: LongLine | None = None
         self._newline_in_front = newline_in_front
         self._own = own if own is not None else set()
+        self._limit = MAX_LINE_BYTES if newline_in_front else MAX_LONG_LINE_BYTES
         # An unended last line: its length, and whether it may be the beginning of a record.
         self._tail: tuple[int, bool] | None = None
+        # Where a record ends that was given without its newline: zeros may follow on its line.
+        self._given_to = -1
 
     @property
     def torn_in_all(self) -> int:
@@ -120,6 +102,10 @@ class Scanner:
         A last line without its newline counts if its checksum is good; else it is left for the
         next call, when its writer may have finished it. Memory is bounded by a record's limit.
         """
+        # A long unended line is not gone through again for nothing.
+        known_to = None if end is not None or self._tail is None else self.offset + self._tail[0]
+        if known_to is not None and not files.read_at(fd, 1, known_to):
+            return
         self._tail = None
         position = self.offset
         parts: list[bytes] = []
@@ -149,10 +135,10 @@ class Scanner:
             yield from self._unended_long_line()
         elif tail and is_valid(tail):
             start = self._good_line(tail)
-            self.offset += len(tail)
+            self.offset = self._given_to = start + len(tail)
             yield start, len(tail), tail[CRC_BYTES:]
         elif tail:
-            self._tail = (len(tail), looks_torn(tail))
+            self._tail = (len(tail), looks_torn(tail) or self._is_rest(self.offset, tail))
         if self._tail is not None:
             yield from self._before_nuls(fd, position)
 
@@ -182,6 +168,8 @@ class Scanner:
                 self._good_line(whole)
                 self.torn += 1
                 yield start, len(whole), whole[CRC_BYTES:]
+            elif self._newline_in_front and self._is_rest(start, line):
+                self.torn += 1
             else:
                 self._bad_line(start, line)
             self.offset = start + len(line) + 1
@@ -205,11 +193,11 @@ class Scanner:
         if torn and followed_by_record:
             self.torn += 1
         else:
-            self._note_damage(Damage(start, length, "a line with a wrong checksum"))
+            self.note_damage(Damage(start, length, "a line with a wrong checksum"))
 
     def _pass_by(self, data: bytes) -> None:
         if self._long is None:
-            self._long = _LongLine.begin(self.offset, data)
+            self._long = LongLine(self.offset, self._limit, data)
         else:
             self._long.feed(data)
         self.offset += len(data)
@@ -223,19 +211,26 @@ class Scanner:
         if line.is_valid():
             self.offset = line.start + line.length
             yield line.start, line.length, line.head[CRC_BYTES:]
-        elif self._newline_in_front and line.length <= MAX_LINE_BYTES and looks_torn(line.head):
+        elif self._newline_in_front and (zeros := line.zeros_behind_record()):
+            self.torn += 1
+            length = line.length - zeros
+            yield line.start, length, line.head[:length][CRC_BYTES:]
+        elif self._newline_in_front and line.is_rest_of(self._given_to):
+            self.torn += 1
+        elif self._newline_in_front and line.looks_torn():
             self._bad = (line.start, line.length, True)
         else:
-            self._note_damage(Damage(line.start, line.length, "a long line that is no record"))
+            self.note_damage(Damage(line.start, line.length, "a long line that is no record"))
 
     def _unended_long_line(self) -> Iterator[tuple[int, int, bytes]]:
         assert self._long is not None
         if self._long.is_valid():
+            self._given_to = self._long.start + self._long.length
             yield from self._end_long_line(b"")
         else:
-            self.offset = self._long.start
-            self._tail = (self._long.length, looks_torn(self._long.head))
-            self._long = None
+            line, self._long = self._long, None
+            self.offset = line.start
+            self._tail = (line.length, line.looks_torn() or line.is_rest_of(self._given_to))
 
     def _before_nuls(self, fd: int, end: int) -> Iterator[tuple[int, int, bytes]]:
         # A file that had grown when the power went has zeros where the bytes did not arrive. The
@@ -245,10 +240,18 @@ class Scanner:
             inner = Scanner(self.offset, newline_in_front=False)
             found = [each for each in inner.read(fd, cut) if each[1] == cut - self.offset]
             if found:
-                self.offset = cut
+                if self._bad is not None:
+                    self._judge_bad(followed_by_record=True)
+                self.offset = self._given_to = cut
+                self._tail = (end - cut, True)
                 yield from found
 
-    def _note_damage(self, damage: Damage) -> None:
+    def _is_rest(self, start: int, line: bytes) -> bool:
+        """Whether these are the zeros behind a record that was given already."""
+        return start == self._given_to and line == bytes(len(line))
+
+    def note_damage(self, damage: Damage) -> None:
+        """Count a bad place: also a record that its reader can make nothing of."""
         self.damaged += 1
         if len(self.damage) < MAX_DAMAGE_KEPT:
             self.damage.append(damage)
@@ -259,7 +262,7 @@ class Scanner:
         A line that has its own newline is no record that was begun and not finished.
         """
         if self._bad is not None:
-            self._judge_bad(followed_by_record=False)
+            self._judge_bad(followed_by_record=self._tail is not None)
         if self._tail is not None and self._newline_in_front and not self._tail[1]:
-            self._note_damage(Damage(self.offset, self._tail[0], "bytes that are no record"))
+            self.note_damage(Damage(self.offset, self._tail[0], "bytes that are no record"))
             self._tail = None

@@ -6,16 +6,14 @@ import contextlib
 import errno
 import os
 import sys
-from typing import Final
 
 from deferred_django.backends.disk import files, log_records, records
 from deferred_django.backends.disk.log_records import Run
-from deferred_django.backends.disk.scanner import Scanner
+from deferred_django.backends.disk.scanner import Damage, Scanner
 
 MARK_BYTES = 64
 MAX_BLOCK_BYTES = 256 * 1024
-_OPS: Final = frozenset((b"run", b"end", b"rem"))
-_NO_RUNS: Final[tuple[Run, ...]] = ()
+_NO_RUNS: tuple[Run, ...] = ()
 
 
 class Entry:
@@ -92,7 +90,6 @@ class Segment:
         """The beginning of the last record that was read, and where it is."""
         self.size_read = -1
         """The file's size when it was last read to the end."""
-        self.unknown_records = 0
         self.users = 0
         """Claims of this process and calls under way: the descriptor stays open for them."""
         self.unsynced: list[bytes] = []
@@ -116,7 +113,7 @@ class Segment:
     @property
     def is_damaged(self) -> bool:
         """Whether it holds bytes that no write left: then it is kept, never erased."""
-        return self.scanner.damaged > 0 or self.unknown_records > 0
+        return self.scanner.damaged > 0
 
     def read_on(self, fresh: list[Entry] | None = None) -> None:
         """Read what was appended. New tasks are put into ``fresh``, before an ``OSError`` too.
@@ -132,26 +129,18 @@ class Segment:
                     entry = self._added(offset, length, body)
                     if fresh is not None:
                         fresh.append(entry)
-                else:
+                elif len(body) + records.CRC_BYTES == length:
                     self._happened(body)
+                else:
+                    raise ValueError("only an add is as long as that")
             except ValueError:
-                self.unknown_records += 1
+                self.scanner.note_damage(Damage(offset, length, "a record of an unknown form"))
         if body:
             self._last_at, self._last = offset + records.CRC_BYTES, body[:MARK_BYTES]
 
     def _added(self, offset: int, length: int, body: bytes) -> Entry:
-        _, id_bytes, nonce, publish_ms, priority, queue, _ = body.split(b":", 6)
-        task_id = id_bytes.decode("ascii")
-        entry = Entry(
-            self,
-            offset,
-            length,
-            task_id,
-            nonce.decode("ascii"),
-            int(publish_ms),
-            int(priority),
-            sys.intern(queue.decode("ascii")),
-        )
+        task_id, nonce, publish_ms, priority, queue = log_records.fields_of_add(body)
+        entry = Entry(self, offset, length, task_id, nonce, publish_ms, priority, sys.intern(queue))
         known = self.tasks.get(task_id)
         if known is not None:
             self.superseded_bytes += known.length
@@ -162,21 +151,16 @@ class Segment:
 
     def _happened(self, body: bytes) -> None:
         """Take in a ``run``, ``end`` or ``rem``; most are this process's own and known already."""
-        op, task_id, nonce, *rest = body.split(b":")
-        entry = self.tasks.get(task_id.decode("ascii"))
-        if op not in _OPS:
-            raise ValueError(f"an unknown operation: {op!r}")
-        if entry is None or entry.nonce != nonce.decode("ascii"):
+        op, task_id, nonce, run = log_records.fields_of_change(body)
+        entry = self.tasks.get(task_id)
+        if entry is None or entry.nonce != nonce:
             return
         if op == b"rem":
             self._drop(entry)
-        elif op == b"end":
+        elif run is None:
             entry.runs = entry.runs[:-1]
-        else:
-            worker, boot_id, started_ms = rest
-            run = Run(worker.decode("ascii"), boot_id.decode("ascii"), int(started_ms))
-            if run not in entry.runs:  # after a failed fsync it is written again
-                entry.runs += (run,)
+        elif run not in entry.runs:  # after a failed fsync it is written again
+            entry.runs += (run,)
 
     def _drop(self, entry: Entry) -> None:
         entry.gone = True

@@ -42,9 +42,13 @@ class SegmentSet:
         """Sentences about files that cannot be used, and bytes that no write left."""
         found = [f"{name}: {why}" for name, why in sorted(self.unreadable.items())]
         for segment in self._by_name.values():
-            damaged = segment.scanner.damaged + segment.unknown_records
+            damaged = segment.scanner.damaged
             if damaged:
-                found.append(f"{segment.path}: damaged records are skipped: {damaged:,}")
+                first = segment.scanner.damage[0].offset
+                found.append(
+                    f"{segment.path}: damaged records are skipped: {damaged:,}, "
+                    f"the first at byte {first:,}"
+                )
             if not segment.writable:
                 found.append(f"{segment.path}: may not be written by this user")
         return found
@@ -94,13 +98,18 @@ class SegmentSet:
                 self.read_on(segment)
             segment.size_read = there.st_size
             self.unreadable.pop(name, None)
-        except FileNotFoundError:
+        except FileNotFoundError as error:
             if segment is not None:
                 self.drop(segment)
+            if os.path.islink(path):  # to nowhere: it will not go by itself
+                self._note_unreadable(name, error)
         except OSError as error:
-            if name not in self.unreadable:
-                logger.error("%s cannot be read: %s", path, error)
-            self.unreadable[name] = str(error)
+            self._note_unreadable(name, error)
+
+    def _note_unreadable(self, name: str, error: OSError) -> None:
+        if name not in self.unreadable:
+            logger.error("%s cannot be read: %s", self._names.at(name), error)
+        self.unreadable[name] = str(error)
 
     def _try_to_write(self, segment: Segment) -> Segment:
         """The segment, opened anew if it may be written by now."""

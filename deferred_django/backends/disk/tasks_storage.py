@@ -7,7 +7,6 @@ What is written where and why is told in ``docs/storage-format.md`` and
 from __future__ import annotations
 
 import logging
-import math
 import os
 import threading
 import time
@@ -80,7 +79,7 @@ class TasksStorage:
     ) -> None:
         """Append a pending task; durability and errors as :meth:`Backend.add_task` says."""
         log_records.check_fields(task_id, queue, priority)
-        at = _to_ms(publish_at)
+        at = log_records.milliseconds(publish_at)
         record = log_records.add(task_id, ids.new_nonce(), at, priority, queue, payload)
         self._writer.append(record)
 
@@ -184,7 +183,7 @@ class TasksStorage:
 
     def reschedule(self, entry: Entry, payload: bytes, publish_at: float) -> None:
         """Write the task anew behind its old record, and only then let go of that."""
-        at, nonce = _to_ms(publish_at), ids.new_nonce()
+        at, nonce = log_records.milliseconds(publish_at), ids.new_nonce()
         record = log_records.add(entry.id, nonce, at, entry.priority, entry.queue, payload)
         with self._mutex:
             self._appends.append_add(entry.segment, record)
@@ -290,11 +289,3 @@ class TasksStorage:
 
 def _now_ms() -> int:
     return int(time.time() * 1000)
-
-
-def _to_ms(seconds: float) -> int:
-    # Rounded down, so that what is due now is due at once; whole milliseconds survive the float.
-    try:
-        return math.floor(float(seconds) * 1000 + 0.001)
-    except (OverflowError, ValueError):
-        raise ValueError(f"publish_at is {seconds!r:.50}, not a time") from None

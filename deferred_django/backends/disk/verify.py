@@ -6,6 +6,7 @@ import os
 
 from deferred_django.backends.base import Finding
 from deferred_django.backends.disk.names import StoreNames
+from deferred_django.backends.disk.scanner import Damage
 from deferred_django.backends.disk.segment import Segment
 
 
@@ -16,11 +17,16 @@ def verify_segments(names: StoreNames) -> list[Finding]:
         path = names.at(name)
         try:
             found += _verify(path, name)
-        except FileNotFoundError:
-            continue  # drained and erased meanwhile
+        except FileNotFoundError as error:
+            if os.path.islink(path):  # to nowhere; else it was drained and erased meanwhile
+                found.append(_unreadable(path, error))
         except OSError as error:
-            found.append(Finding(file=path, offset=None, kind="unreadable", detail=str(error)))
+            found.append(_unreadable(path, error))
     return found
+
+
+def _unreadable(path: str, error: OSError) -> Finding:
+    return Finding(file=path, offset=None, kind="unreadable", detail=str(error))
 
 
 def _verify(path: str, name: str) -> list[Finding]:
@@ -30,23 +36,19 @@ def _verify(path: str, name: str) -> list[Finding]:
         size = os.fstat(segment.fd).st_size
         scanner = segment.scanner
         scanner.at_end()
+        for entry in segment.tasks.values():
+            try:
+                segment.payload(entry)
+            except ValueError as error:
+                scanner.note_damage(Damage(entry.offset, entry.length, str(error)))
         found = [
             Finding(file=path, offset=damage.offset, kind="damage", detail=damage.reason)
-            for damage in scanner.damage
+            for damage in sorted(scanner.damage, key=lambda damage: damage.offset)
         ]
         further = scanner.damaged - len(scanner.damage)
         if further:
             found.append(
                 Finding(file=path, offset=None, kind="damage", detail=f"{further} more bad places")
-            )
-        if segment.unknown_records:
-            found.append(
-                Finding(
-                    file=path,
-                    offset=None,
-                    kind="damage",
-                    detail=f"records of an unknown kind: {segment.unknown_records:,}",
-                )
             )
         if scanner.torn_in_all:
             found.append(
