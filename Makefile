@@ -7,6 +7,7 @@
 #   make demo                        the example project's demonstration, under a minute
 #   make lint                        ruff, mypy, missing migrations
 #   make torture                     processes killed under load, the books checked; about 2 minutes
+#   make crash                       every disk that a power cut may leave, opened and checked
 #   make bench                       what the disk backend does per second, beside its floor
 #   make clean                       remove what these targets made
 
@@ -24,7 +25,7 @@ PIP = $(VENV)/bin/python -m pip --disable-pip-version-check
 # The stamp's name holds what was asked for, so that another Django is another installation.
 STAMP = $(VENV)/.installed-$(shell printf '%s' '$(DJANGO)' | cksum | cut -d' ' -f1)
 
-.PHONY: test demo lint torture bench clean venv
+.PHONY: test demo lint torture crash bench clean venv
 .DEFAULT_GOAL := test
 
 test: $(STAMP)
@@ -42,6 +43,9 @@ lint: $(STAMP)
 torture: $(STAMP)
 	$(VENV)/bin/python -m tests.torture.kills --seconds 60
 	$(VENV)/bin/python -m tests.torture.handover --tries 5
+
+crash: $(STAMP)
+	$(VENV)/bin/python -m tests.crash $(ARGS)
 
 bench: $(STAMP)
 	$(VENV)/bin/python -m benchmarks.store $(ARGS)

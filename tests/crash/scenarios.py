@@ -1,0 +1,16 @@
+"""All scenarios."""
+
+from __future__ import annotations
+
+from tests.crash import scenarios_dead, scenarios_log
+from tests.crash.enumeration import Scenario
+
+SCENARIOS: tuple[Scenario, ...] = (
+    *scenarios_log.SCENARIOS,
+    *scenarios_dead.SCENARIOS,
+)
+
+
+def named(*parts: str) -> list[Scenario]:
+    """Those that have one of the parts in their name."""
+    return [each for each in SCENARIOS if any(part in each.name for part in parts)]
