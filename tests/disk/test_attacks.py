@@ -701,7 +701,10 @@ def test_damage_at_the_end_is_kept(store: Path, worker: TasksStorage, harm: str)
 def test_a_file_cut_off_and_grown_again_between_two_looks(
     producer: TasksStorage, worker: TasksStorage, store: Path
 ) -> None:
-    """An operator's truncate: what is added afterwards is not erased unseen."""
+    """An operator's truncate: what is added afterwards is not erased unseen.
+
+    The first may run again: it was not durable yet, and its removal is cut off with it.
+    """
     add(producer, b"1")
     assert run_all(worker) == [b"1"]
     os.truncate(only_segment(store), 0)
@@ -714,4 +717,4 @@ def test_a_file_cut_off_and_grown_again_between_two_looks(
     ran += run_all(worker)
     ran += run_all(worker)
     assert b"2" in ran
-    assert len(ran) == 11
+    assert len([payload for payload in ran if payload != b"1"]) == 11

@@ -154,6 +154,7 @@ class DiskBackend(Backend):
     def maintain(self) -> None:
         self.tasks.maintain()
         self._workers.remove_stale()
+        self._workers.stay_listed()
 
     def worker_started(self, *, threads: int = 0, queues: Sequence[str] | None = None) -> None:
         self._workers.start(threads=threads, queues=queues)

@@ -1,4 +1,4 @@
-"""Every call that matters for durability or exclusion.
+"""Every call that matters for durability or exclusion, and so more than 300 lines.
 
 The rest of the disk backend calls these functions through the module (``files.fsync(fd)``), so
 that a test can replace any one of them (:data:`CALLS`) to record, pause or fail it. Each raises
@@ -165,6 +165,11 @@ def write(fd: int, data: bytes) -> int:
         raise
 
 
+def end_of_write(fd: int) -> int:
+    """Where the last :func:`write` of this descriptor, which has one writer, ended in the file."""
+    return os.lseek(fd, 0, os.SEEK_CUR)
+
+
 def append_record(fd: int, record: bytes) -> None:
     """Append a record that ends in a newline by one :func:`write`.
 
@@ -236,7 +241,7 @@ def is_at_path(fd: int, path: str) -> bool:
     """
     try:
         there = os.stat(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     here = os.fstat(fd)
     return here.st_nlink > 0 and here.st_ino == there.st_ino and here.st_dev == there.st_dev

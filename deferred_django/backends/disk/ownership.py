@@ -13,7 +13,7 @@ from deferred_django import ids
 from deferred_django.backends.disk import files, locks
 from deferred_django.backends.disk.names import StoreNames
 from deferred_django.backends.disk.scanner import Scanner
-from deferred_django.backends.disk.segment import Segment
+from deferred_django.backends.disk.segment import MARK_BYTES, Segment
 
 ADOPT_TRIES = 16
 MAKE_TRIES = 100
@@ -35,9 +35,28 @@ class OwnedSegment:
     durable: int = 0
     """How many of the ``added`` an fsync has covered."""
     unsynced: list[bytes] = field(default_factory=list)
+    mark: tuple[int, bytes] = (0, b"")
+    """Where the first of the ``unsynced`` is in the file, and its beginning."""
     used_at: float = field(default_factory=time.monotonic)
     error: OSError | None = None
     """Why it is not trusted any more."""
+    keep: bool = False
+    """Owned for as long as there is room for it, so that nobody appends to it."""
+
+    def appended(self, record: bytes) -> None:
+        """Take note of an ``add`` that was written just now."""
+        if not self.unsynced:
+            at = files.end_of_write(self.fd) - len(record)
+            self.mark = max(0, at), record[1 : 1 + MARK_BYTES]
+        self.size += len(record)
+        self.added += 1
+        self.unsynced.append(record)
+
+    def is_whole(self, mark: tuple[int, bytes]) -> bool:
+        """Whether what ``mark`` was taken of is still there: no other program has cut the file."""
+        at, beginning = mark
+        # One byte more: a write that was short by its newline alone ended one byte sooner.
+        return beginning in files.read_at(self.fd, len(beginning) + 2, at)
 
     def reader(self) -> Segment:
         """The tasks in it, read on the descriptor that owns it."""

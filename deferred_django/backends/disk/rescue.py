@@ -70,8 +70,12 @@ class Rescue:
         with _claimed(segment, self._batch) as (held, lost, running, locked):
             if not self._owned and not files.is_at_path(segment.fd, segment.path):
                 held, lost, running = [], [], []  # a compaction made what it copied durable
-            batch = lost + [added for added, _ in held]
+            there = _adds_at_path(segment) if self._owned else set()
+            lost = [added for added in lost if log_records.names_in_add(added) not in there]
+            kept = {added for added, _ in held if log_records.names_in_add(added) in there}
+            batch = lost + [added for added, _ in held if added not in kept]
             moved, error = write_anew(batch)
+            moved |= kept
             for added, entry in held:
                 if added in moved and not _remove(segment, entry):
                     locked.remove(entry)
@@ -189,6 +193,22 @@ def _claimed(
     finally:
         for entry in locked:
             _unlock(segment, entry)
+
+
+def _adds_at_path(segment: Segment) -> set[tuple[str, str]]:
+    """The adds in a file that another program (an editor) put in the place of an owned one."""
+    if files.is_at_path(segment.fd, segment.path):
+        return set()
+    try:
+        other = Segment.open(segment.name, segment.path)
+    except FileNotFoundError:
+        return set()
+    try:
+        found = _adds_in(other)
+        files.fsync(other.fd)
+        return found
+    finally:
+        other.close()
 
 
 def _adds_in(segment: Segment) -> set[tuple[str, str]]:

@@ -99,6 +99,8 @@ class Segment:
         self.sync_pause = self.sync_again_at = 0.0
         self.is_synced_free = False
         """Its last owner's writes are durable: it was fsynced when nobody owned it."""
+        self.was_cut = False
+        """Another program cut the file, or wrote over it: what was appended may be gone."""
 
     @classmethod
     def open(cls, name: str, path: str) -> Segment:

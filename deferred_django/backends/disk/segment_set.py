@@ -36,7 +36,7 @@ class SegmentSet:
 
     def all_open(self) -> list[Segment]:
         """Those too whose file is no longer at its path but that are in use."""
-        return [*self._by_name.values(), *(s for s in self._dropped if s.users)]
+        return [*self._by_name.values(), *filter(_is_in_use, self._dropped)]
 
     def problems(self) -> list[str]:
         """Sentences about files that cannot be used, and bytes that no write left."""
@@ -65,7 +65,7 @@ class SegmentSet:
                 del self.unreadable[name]
         for name in sorted(filter(self._names.is_segment, changed)):
             self._look_at(name)
-        for segment in [segment for segment in self._dropped if not segment.users]:
+        for segment in [segment for segment in self._dropped if not _is_in_use(segment)]:
             self._dropped.remove(segment)
             segment.close()
 
@@ -83,6 +83,7 @@ class SegmentSet:
                     segment = None
                 elif there.st_size < segment.scanner.offset:
                     logger.error("%s was cut off to %d bytes", path, there.st_size)
+                    segment.was_cut = True
                     self.drop(segment)
                     segment = None
                 elif there.st_size == segment.size_read:
@@ -131,6 +132,7 @@ class SegmentSet:
         try:
             segment.read_on(fresh)
         except OverwrittenError:
+            segment.was_cut = True
             self.drop(segment)
             raise
         finally:
@@ -157,3 +159,7 @@ class SegmentSet:
                 segment.close()
         self._dropped = [segment for segment in self._dropped if segment.users]
         self._listed_at = 0.0
+
+
+def _is_in_use(segment: Segment) -> bool:
+    return segment.users > 0 or (segment.was_cut and bool(segment.unsynced_adds))

@@ -61,7 +61,7 @@ class TasksStorage:
         self._index = DueIndex()
         self._segments = SegmentSet(self.names, self._found)
         self._claims = Claims(self._segments, self._index)
-        self._appends = WorkerAppends(self._segments, self._mutex, self._writer.rescue)
+        self._appends = WorkerAppends(self._segments, self._mutex, self._writer)
         self._waiter = Waiter(self.names.path)
         self._claiming = False
 
@@ -183,11 +183,7 @@ class TasksStorage:
 
     def reschedule(self, entry: Entry, payload: bytes, publish_at: float) -> None:
         """Write the task anew behind its old record, and only then let go of that."""
-        at, nonce = log_records.milliseconds(publish_at), ids.new_nonce()
-        record = log_records.add(entry.id, nonce, at, entry.priority, entry.queue, payload)
-        with self._mutex:
-            self._appends.append_add(entry.segment, record)
-            entry.segment.supersede(entry)
+        self._appends.append_retry(entry, payload, log_records.milliseconds(publish_at))
         self._syncer.soon()
         self._claims.finish(entry)
 
@@ -275,7 +271,9 @@ class TasksStorage:
         """Make durable what is not, and let go of everything but claims that are still held."""
         self._syncer.stop()
         try:
-            if os.path.isdir(self.names.path):
+            # A directory that was removed is made again for tasks that are not durable. If its
+            # parent is gone as well, all that this store was a part of was removed on purpose.
+            if os.path.isdir(os.path.dirname(os.path.abspath(self.names.path))):
                 self.sync()
         finally:
             self._writer.let_go()

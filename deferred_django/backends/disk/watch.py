@@ -74,6 +74,8 @@ class DirectoryWatch:
     def __init__(self, path: str) -> None:
         self._path = path
         self._inotify: int | None = None
+        self._identity = (0, 0)
+        self._look_again_at = 0.0
         self._is_new = False
         self._warned = False
         self._try_again_at = 0.0
@@ -145,11 +147,18 @@ class DirectoryWatch:
 
     def _watch(self) -> None:
         """Watch the directory if it is not; the caller lists it afterwards, not before."""
+        now = time.monotonic()
+        if self._inotify is not None and now >= self._look_again_at:
+            # A link that leads elsewhere now, or a parent that was moved, is told by no event.
+            self._look_again_at = now + POLL_SECONDS
+            if _identity_of(self._path) != self._identity:
+                self._unwatch()
         if self._inotify is not None or time.monotonic() < self._try_again_at:
             return
         fd = None
         try:
             fd = descriptors.register(calls.init(), "inotify")
+            self._identity = _identity_of(self._path)
             calls.add_watch(fd, self._path)
         except OSError as error:
             if fd is not None:
@@ -177,3 +186,11 @@ class DirectoryWatch:
         self._wake_read = self._wake_write = -1  # first: the numbers are soon other files'
         for fd in ends:
             files.close(fd)
+
+
+def _identity_of(path: str) -> tuple[int, int]:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return 0, 0
+    return status.st_dev, status.st_ino

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import logging
 import threading
 import time
-from collections.abc import Callable
 
-from deferred_django.backends.disk import files, locks
+from deferred_django import ids
+from deferred_django.backends.disk import files, locks, log_records
 from deferred_django.backends.disk.rescue import Rescue
-from deferred_django.backends.disk.segment import Segment
+from deferred_django.backends.disk.segment import Entry, Segment
 from deferred_django.backends.disk.segment_set import SegmentSet
+from deferred_django.backends.disk.writer import SegmentWriter
 
 logger = logging.getLogger("deferred_django.disk")
 
@@ -21,12 +24,11 @@ FIRST_PAUSE, MAX_PAUSE = 0.5, 30.0
 class WorkerAppends:
     """Fsyncs the segments of a :class:`SegmentSet`; the mutex is the tasks storage's."""
 
-    def __init__(
-        self, segments: SegmentSet, mutex: threading.RLock, rescue: Callable[[Rescue], None]
-    ) -> None:
+    def __init__(self, segments: SegmentSet, mutex: threading.RLock, writer: SegmentWriter) -> None:
+        """``writer`` takes what cannot stay in its segment; it is called without the mutex."""
         self._segments = segments
         self._mutex = mutex
-        self._rescue = rescue
+        self._writer = writer
 
     def append(self, segment: Segment, record: bytes) -> None:
         """Append a ``run``, ``end`` or ``rem`` that the caller takes note of. Needs no mutex.
@@ -47,23 +49,44 @@ class WorkerAppends:
             files.append_record(segment.fd, record)
             segment.unsynced.append(record)
 
-    def append_add(self, segment: Segment, record: bytes) -> None:
-        """Append a retry, under the mutex: what fails to be synced has it in its list."""
-        files.append_record(segment.fd, record)
-        segment.unsynced_adds.append(record)
+    def append_retry(self, entry: Entry, payload: bytes, publish_ms: int) -> None:
+        """Write a claimed task anew behind its old record."""
+
+        def record(nonce: str) -> bytes:
+            fields = entry.id, nonce, publish_ms, entry.priority, entry.queue, payload
+            return log_records.add(*fields)
+
+        segment, nonce = entry.segment, ids.new_nonce()
+        added = record(nonce)
+        with self._mutex:  # what fails to be synced has it in its list
+            files.append_record(segment.fd, added)
+            segment.unsynced_adds.append(added)
+            segment.supersede(entry)
+        if not files.is_at_path(segment.fd, segment.path):
+            # Nothing of this package replaces a file with a claim in it: an operator removed it.
+            # Should he put it back, the task is elsewhere. By another nonce, since this process
+            # may own the same file, and then writes it anew with its next sync.
+            self._writer.append(record(ids.new_nonce()))
+            logger.error("%s was removed, a retry moves to another segment", segment.path)
+            with contextlib.suppress(OSError):
+                files.append_record(segment.fd, log_records.rem(entry.id, nonce))
 
     def sync(self, *, free_ones: bool, patient: bool = False) -> OSError | None:
         """Fsync what was appended; with ``free_ones`` also, once, what a dead owner left unsynced.
 
         With ``patient``, a file whose fsync fails is tried more and more seldom: each failure has
         everything in question appended again.
-        Returns the error of an fsync that failed; what it may have lost is being written anew.
+        Returns the error of an fsync that failed, or that an operator made useless; what it may
+        have lost is being written anew.
         """
         failed = None
         for segment, appended, adds in self._jobs(free_ones=free_ones, patient=patient):
             try:
                 files.fsync(segment.fd)
                 segment.sync_pause = 0.0
+                if segment.was_cut and adds:
+                    failed = OSError(errno.ESTALE, "was cut by another program", segment.path)
+                    self._rescue(segment, adds)
             except OSError as error:
                 failed = error
                 logger.error("%s: what was appended is not durable: %s", segment.path, error)
@@ -110,12 +133,14 @@ class WorkerAppends:
             if not files.is_at_path(segment.fd, segment.path):
                 return  # replaced: a compaction made what it copied durable
             if adds:
-                # On a descriptor of its own: this process's claims are no obstacle to themselves.
-                own = Segment.open(segment.name, segment.path)
-                self._rescue(Rescue(own, adds, owned=False))
+                self._rescue(segment, adds)
                 adds = []
             files.append_record(segment.fd, b"".join(appended) or b"\n")
         except OSError as error:
             logger.error("%s: %s", segment.path, error)
             with self._mutex:
                 segment.unsynced_adds = adds + segment.unsynced_adds
+
+    def _rescue(self, segment: Segment, adds: list[bytes]) -> None:
+        # On a descriptor of its own: this process's claims are no obstacle to themselves.
+        self._writer.rescue(Rescue(Segment.open(segment.name, segment.path), adds, owned=False))

@@ -25,6 +25,7 @@ class WorkerFiles:
         self._names = names
         self._permissions = file_permissions
         self._own: tuple[int, str] | None = None
+        self._content: dict[str, object] = {}
         descriptors.on_fork(self.reset)
 
     def reset(self) -> None:
@@ -36,22 +37,39 @@ class WorkerFiles:
         if self._own is not None:
             return
         files.make_directory(self._names.path, self._permissions)
-        path = self._names.at(self._names.worker(ids.process_token()))
-        content = {
+        self._content = {
             "pid": os.getpid(),
             "host": socket.gethostname(),
             "started_at": round(time.time(), 3),
             "threads": threads,
             "queues": None if queues is None else list(queues),
         }
+        self._write()
+
+    def _write(self) -> None:
+        path = self._names.at(self._names.worker(ids.process_token()))
         fd = files.create_file(path, os.O_RDWR, self._permissions)
         self._own = (fd, path)
         try:
             locks.try_whole(fd)
-            files.append_record(fd, json.dumps(content).encode("ascii") + b"\n")
+            files.append_record(fd, json.dumps(self._content).encode("ascii") + b"\n")
         except OSError:
             self.stop()
             raise
+
+    def stay_listed(self) -> None:
+        """Write the file anew if somebody removed it; where the directory is gone, wait for it."""
+        own = self._own
+        if own is None or files.is_at_path(*own) or not os.path.isdir(self._names.path):
+            return
+        with contextlib.suppress(FileNotFoundError):  # from a backup: nobody holds it
+            files.unlink(own[1])
+        try:
+            self._write()
+        except OSError:
+            self._own = own
+            raise
+        files.close(own[0])
 
     def stop(self) -> None:
         """Take this process off the list."""

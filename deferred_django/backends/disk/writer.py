@@ -95,9 +95,7 @@ class SegmentWriter:
                 distrusted=self._distrusted,
             )
         files.append_record(segment.fd, record)
-        segment.size += len(record)
-        segment.added += 1
-        segment.unsynced.append(record)
+        segment.appended(record)
         if segment.size > self._limit:
             self._rotate(segment)
         return segment
@@ -160,6 +158,7 @@ class SegmentWriter:
         with self._sync_lock:
             self._sync_all()
             self._rescues.proceed_if_due(self._write_anew)
+            self._let_go_of_failed()
             with self._mutex:
                 segment = self._current
                 if segment is not None:
@@ -180,13 +179,17 @@ class SegmentWriter:
 
     def _sync_one(self, segment: OwnedSegment) -> OSError | None:
         with self._mutex:
-            batch, added = segment.unsynced, segment.added
+            batch, added, mark = segment.unsynced, segment.added, segment.mark
             segment.added_bytes += sum(map(len, batch))
             segment.unsynced, segment.synced_size = [], segment.size
         try:
             if batch:
+                segment.keep = True  # if the fsync fails
                 files.fsync(segment.fd)
+                segment.keep = False
                 segment.used_at = time.monotonic()
+                if not segment.is_whole(mark):
+                    raise OSError(errno.ESTALE, "was cut by another program", segment.path)
             if not files.is_at_path(segment.fd, segment.path):
                 raise FileNotFoundError(errno.ENOENT, "was removed in use", segment.path)
         except OSError as error:
@@ -211,7 +214,8 @@ class SegmentWriter:
     def _give_up(self, segment: OwnedSegment, batch: list[bytes], error: OSError) -> None:
         """A failed fsync is a lost write, whatever a later one says: this file is done with.
 
-        It stays owned (the newest few are), so that nobody appends to it again.
+        It stays owned (the newest few are), so that nobody appends to it again. One that another
+        program removed or cut is as lost, but needs no owner once its tasks are elsewhere.
         """
         segment.error = error
         self._distrusted.add(segment.name)
@@ -228,11 +232,16 @@ class SegmentWriter:
             self._withdraw(segment, batch)
         elif batch:
             self._rescues.add(Rescue(segment.reader(), batch, owned=True))
+        self._let_go_of_failed()
+
+    def _let_go_of_failed(self) -> None:
         busy = self._rescues.paths()
-        done_with = [old for old in self._failed if old.path not in busy][:-FAILED_KEPT]
-        for old in done_with:
-            self._failed.remove(old)
-            old.release()
+        idle = [old for old in self._failed if old.path not in busy]
+        kept = [old for old in idle if old.keep][-FAILED_KEPT:]
+        for old in idle:
+            if old not in kept:
+                self._failed.remove(old)
+                old.release()
 
     def rescue(self, rescue: Rescue) -> None:
         """Write adds anew that another descriptor's failed fsync may have lost."""
