@@ -81,27 +81,6 @@ def encode(value: Any, depth: int = 0) -> Any:
     raise NotCarriedError(f"{_type_name(value)} cannot be carried (carried are {_CARRIED})")
 
 
-def decode(value: Any) -> Any:
-    """The value that :func:`encode` made ``value`` from; reads model instances.
-
-    Raises ``ValueError`` for what :func:`encode` never makes, and whatever the look-up of an
-    Enum member or a model instance raises.
-    """
-    kind = type(value)
-    if kind is list:
-        return [decode(item) for item in value]
-    if kind is not dict:
-        return value
-    if len(value) == 1:
-        [(tag, payload)] = value.items()
-        if tag.startswith("$"):
-            decoder = _DECODERS.get(tag)
-            if decoder is None:
-                raise ValueError(f"unknown form {tag!r}: was it written by a newer version?")
-            return decoder(payload)
-    return {key: decode(item) for key, item in value.items()}
-
-
 # -- text and numbers ------------------------------------------------------------------------
 
 
@@ -227,29 +206,8 @@ def _found_by_key(zone: ZoneInfo) -> bool:
     return True
 
 
-def _decode_moment(kind: type[datetime] | type[time]) -> Callable[[Any], Any]:
-    def decode_moment(payload: Any) -> Any:
-        if isinstance(payload, str):
-            return kind.fromisoformat(payload)
-        value = kind.fromisoformat(payload["at"])
-        if "zone" in payload:
-            value = value.replace(tzinfo=ZoneInfo(payload["zone"]))
-        elif "name" in payload:
-            offset = value.utcoffset()
-            if offset is None:
-                raise ValueError("a time zone's name without an offset")
-            value = value.replace(tzinfo=timezone(offset, payload["name"]))
-        return value.replace(fold=payload.get("fold", 0))
-
-    return decode_moment
-
-
 def _encode_timedelta(value: timedelta, depth: int) -> Any:
     return {"$timedelta": [value.days, value.seconds, value.microseconds]}
-
-
-def _decode_model(app_label: str, model_name: str, alias: str, pk: Any) -> Model:
-    return references.find_instance(app_label, model_name, alias, decode(pk))
 
 
 def _type_name(value: object) -> str:
@@ -276,23 +234,4 @@ _ENCODERS: dict[type, Callable[[Any, int], Any]] = {
     timedelta: _encode_timedelta,
     Decimal: lambda value, depth: {"$decimal": str(value)},
     UUID: lambda value, depth: {"$uuid": str(value)},
-}
-
-_DECODERS: dict[str, Callable[[Any], Any]] = {
-    "$int": lambda payload: int(payload, 16),
-    "$float": float,
-    "$str": "".join,
-    "$bytes": lambda payload: base64.b64decode(payload, validate=True),
-    "$tuple": lambda payload: tuple(decode(item) for item in payload),
-    "$set": lambda payload: {decode(item) for item in payload},
-    "$frozenset": lambda payload: frozenset(decode(item) for item in payload),
-    "$dict": lambda payload: {decode(key): decode(item) for key, item in payload},
-    "$datetime": _decode_moment(datetime),
-    "$time": _decode_moment(time),
-    "$date": date.fromisoformat,
-    "$timedelta": lambda payload: timedelta(*payload),
-    "$decimal": Decimal,
-    "$uuid": UUID,
-    "$enum": lambda payload: references.find_member(*payload),
-    "$model": lambda payload: _decode_model(*payload),
 }

@@ -17,8 +17,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from deferred_django import codec
-from deferred_django.backends.base import MAX_RECORD_BYTES
+from deferred_django import codec, decoding
+from deferred_django.backends.base import MAX_PRIORITY, MAX_RECORD_BYTES, MIN_PRIORITY
+from deferred_django.nesting import MAX_LEVELS, is_too_deep
 from deferred_django.references import NotCarriedError
 
 VERSION = 1
@@ -46,7 +47,16 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"not a task's context: {name} is not JSON")
 
 
-_from_json = json.JSONDecoder(parse_constant=_refuse_constant).raw_decode
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):  # it could never be written again
+        raise ValueError(f"not a task's context: {text:.40} is too large a number")
+    return value
+
+
+_from_json = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite).raw_decode
+_MAX_SECONDS = 1e15
+_MAX_COUNT = 10**9
 
 
 @dataclass(slots=True)
@@ -125,7 +135,7 @@ class TaskContext:
         it needs a configured Django, must not be called on an event loop's thread, and raises
         whatever those raise.
         """
-        decode = codec.decode
+        decode = decoding.decode
         args = tuple([decode(value) for value in self.args])
         return args, {name: decode(value) for name, value in self.kwargs.items()}
 
@@ -170,12 +180,10 @@ class TaskContext:
         for key, kinds in _REQUIRED:
             if type(values.get(key)) not in kinds:
                 raise ValueError(f"not a task's context: {key!r} is missing or of a wrong type")
-        if not math.isfinite(values["at"]):
+        if abs(values["at"]) > _MAX_SECONDS:
             raise ValueError("not a task's context: 'at' is not a time")
         if len(values) > 1 + len(_REQUIRED):
-            for key, kinds in _OPTIONAL:
-                if key in values and type(values[key]) not in kinds:
-                    raise ValueError(f"not a task's context: {key!r} is of a wrong type")
+            _check_optional(values)
         return cls(
             values["task"],
             values["args"],
@@ -195,13 +203,23 @@ _REQUIRED: tuple[tuple[str, tuple[type, ...]], ...] = (
     ("args", (list,)),
     ("kwargs", (dict,)),
 )
-_OPTIONAL: tuple[tuple[str, tuple[type, ...]], ...] = (
-    ("attempts", (int,)),
-    ("user", (dict,)),
-    ("unknown_since", (int, float)),
-    ("put_backs", (int,)),
-    ("priority", (int,)),
+_OPTIONAL: tuple[tuple[str, tuple[type, ...], float, float], ...] = (
+    ("attempts", (int,), 0, _MAX_COUNT),
+    ("unknown_since", (int, float), -_MAX_SECONDS, _MAX_SECONDS),
+    ("put_backs", (int,), 0, _MAX_COUNT),
+    ("priority", (int,), MIN_PRIORITY, MAX_PRIORITY),
 )
+"""With the least and the largest value: what is calculated from them must not fail."""
+
+
+def _check_optional(values: dict[str, Any]) -> None:
+    if type(values.get("user", {})) is not dict:
+        raise ValueError("not a task's context: 'user' is of a wrong type")
+    for key, kinds, least, largest in _OPTIONAL:
+        if key in values:
+            value = values[key]
+            if type(value) not in kinds or not least <= value <= largest:
+                raise ValueError(f"not a task's context: {key!r} is not what it can be")
 
 
 def displayed(data: bytes) -> dict[str, Any]:
@@ -225,6 +243,9 @@ def displayed(data: bytes) -> dict[str, Any]:
 def _read(data: bytes) -> dict[str, Any]:
     try:
         values, end = _from_json(data.decode("ascii"))
+        # Each level begins with a bracket: as a rule there are too few to look any further.
+        if data.count(b"[") + data.count(b"{") > MAX_LEVELS and is_too_deep(values):
+            raise RecursionError
     except RecursionError:
         raise ValueError("not a task's context: it is nested too deep") from None
     if not isinstance(values, dict) or end != len(data):

@@ -80,13 +80,15 @@ def describe_member(member: Enum) -> list[Any]:
     return [module, qualname, key]
 
 
-def find_member(module: object, qualname: str, key: str | int) -> Enum:
+def find_member(module: object, qualname: object, key: object) -> Enum:
     """The member that :func:`describe_member` described; imports the module.
 
     Raises ``ValueError`` if there is no such Enum class, ``KeyError`` if it lacks the member.
     """
     if not isinstance(module, str) or not all(map(str.isidentifier, module.split("."))):
-        raise ValueError(f"{module!r} is no module's name")
+        raise ValueError(f"{module!r:.200} is no module's name")
+    if not isinstance(qualname, str) or not isinstance(key, str | int):
+        raise ValueError(f"{qualname!r:.200} and {key!r:.200} are no names of a member")
     kind = _walk(importlib.import_module(module), qualname)
     if not (isinstance(kind, type) and issubclass(kind, Enum)):
         raise ValueError(f"{module}.{qualname} is not an Enum class")
@@ -132,9 +134,11 @@ def describe_instance(instance: Model) -> tuple[str, str, str, Any]:
 def find_instance(app_label: str, model_name: str, alias: str, pk: Any) -> Model:
     """The instance as it is in the database now.
 
-    Raises ``LookupError`` if the project has no such model, the model's ``DoesNotExist`` if the
-    row is gone, and whatever the database raises.
+    Raises ``ValueError`` for what names no model, ``LookupError`` if the project has no such
+    model, the model's ``DoesNotExist`` if the row is gone, and whatever the database raises.
     """
+    if not all(isinstance(name, str) for name in (app_label, model_name, alias)):
+        raise ValueError(f"{app_label!r:.60}, {model_name!r:.60} is no model")
     model = apps.get_model(app_label, model_name)
     instance: Model = model._base_manager.using(alias).get(pk=pk)
     return instance

@@ -27,7 +27,7 @@ from django.utils.safestring import mark_safe
 from django.utils.translation import gettext_lazy, ngettext_lazy, override
 from hypothesis import HealthCheck, given, settings
 
-from deferred_django import codec
+from deferred_django import codec, decoding
 from deferred_django.references import NotCarriedError
 from tests.testapp.models import Note
 from tests.values import MEMBERS, ZONES, Access, Bits, Level, carried, exact
@@ -37,7 +37,7 @@ def through(value: Any) -> Any:
     """``value`` encoded, written as strict JSON in ASCII, read and decoded."""
     text = json.dumps(codec.encode(value), allow_nan=False)
     assert text.isascii()
-    return codec.decode(json.loads(text))
+    return decoding.decode(json.loads(text))
 
 
 def reason(value: Any) -> str:
@@ -133,7 +133,7 @@ def test_later_changes_do_not_reach_the_encoded_form() -> None:
     encoded = codec.encode(value)
     inner.append(2)
     value["b"] = [3]
-    assert codec.decode(encoded) == {"a": [1], 2: [1]}
+    assert decoding.decode(encoded) == {"a": [1], 2: [1]}
 
 
 def test_safe_and_lazy_text_become_text() -> None:
@@ -326,20 +326,20 @@ def test_decoding_an_enum_calls_nothing_but_the_look_up(
         ("os path", "a", "b"),
     ]:
         with pytest.raises(ValueError, match="not an Enum class|no module's name"):
-            codec.decode({"$enum": [module, qualname, key]})
+            decoding.decode({"$enum": [module, qualname, key]})
     with pytest.raises(KeyError):
-        codec.decode({"$enum": ["trap_for_names", "Good", "act"]})
-    assert codec.decode({"$enum": ["trap_for_names", "Good", "A"]}).value == 1
+        decoding.decode({"$enum": ["trap_for_names", "Good", "act"]})
+    assert decoding.decode({"$enum": ["trap_for_names", "Good", "A"]}).value == 1
     with pytest.raises(ModuleNotFoundError):
-        codec.decode({"$enum": ["no_such_module_here", "A", "B"]})
+        decoding.decode({"$enum": ["no_such_module_here", "A", "B"]})
     with pytest.raises(KeyError):
-        codec.decode({"$enum": ["tests.values", "Level", 1]})  # by value: for flags alone
+        decoding.decode({"$enum": ["tests.values", "Level", 1]})  # by value: for flags alone
 
 
 @pytest.mark.parametrize("payload", [{"$nothing": 1}, {"$": 1}, {"$__class__": []}])
 def test_unknown_forms_are_refused(payload: Any) -> None:
     with pytest.raises(ValueError, match="unknown form"):
-        codec.decode(payload)
+        decoding.decode(payload)
 
 
 def test_flags_are_named_where_they_have_a_name() -> None:
@@ -357,7 +357,7 @@ def test_an_instance_is_read_again_from_its_own_database() -> None:
     encoded = codec.encode({"note": note})
     assert encoded == {"note": {"$model": ["testapp", "note", "other", note.pk]}}
     Note.objects.using("other").filter(pk=note.pk).update(text="after")
-    again = codec.decode(encoded)["note"]
+    again = decoding.decode(encoded)["note"]
     assert type(again) is Note
     assert (again.pk, again.text, again._state.db) == (note.pk, "after", "other")
 
@@ -391,7 +391,7 @@ def test_a_row_that_is_gone_raises_when_it_is_read() -> None:
     encoded = codec.encode(note)
     Note.objects.all().delete()
     with pytest.raises(Note.DoesNotExist):
-        codec.decode(encoded)
+        decoding.decode(encoded)
 
 
 @pytest.mark.django_db
@@ -415,7 +415,7 @@ def test_a_model_of_no_app_is_refused() -> None:
 
 def test_decoding_a_model_needs_one() -> None:
     with pytest.raises(LookupError):
-        codec.decode({"$model": ["os", "system", "default", "true"]})
+        decoding.decode({"$model": ["os", "system", "default", "true"]})
 
 
 def test_no_module_that_can_run_stored_code_is_used() -> None:

@@ -11,11 +11,12 @@ from tests.support import run_python
 
 LAYERS = (
     # The lowest first. A module imports from its own layer (never in a circle) and those before.
-    ("__init__", "exceptions", "forks", "ids"),
+    ("__init__", "exceptions", "forks", "ids", "nesting"),
     ("backends", "backends.failures", "backends.values"),
     ("backends.base",),
     ("backends.disk.*", "backends.none"),
-    ("codec", "conf", "current", "logs", "models", "migrations.*", "naming", "references", "retry"),
+    ("codec", "decoding", "references"),
+    ("conf", "current", "logs", "models", "migrations.*", "naming", "retry"),
     ("context",),
     ("queue",),
     ("registry",),
@@ -26,7 +27,7 @@ LAYERS = (
     ("supervisor",),
     ("apps", "checks", "console.*", "management.*", "testing.*"),
 )
-WITHOUT_DJANGO = ("exceptions", "forks", "ids", "backends.*")
+WITHOUT_DJANGO = ("exceptions", "forks", "ids", "nesting", "backends.*")
 """The store: usable, testable and fuzzable alone."""
 
 MODULES = package_modules()

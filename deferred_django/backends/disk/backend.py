@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any
 
 from deferred_django import ids as task_ids
 from deferred_django.backends.base import (
@@ -19,7 +17,7 @@ from deferred_django.backends.base import (
     Progress,
     Status,
 )
-from deferred_django.backends.disk import verify
+from deferred_django.backends.disk import dead_task_json, verify
 from deferred_django.backends.disk.boot import boot_id
 from deferred_django.backends.disk.dead_tasks_storage import DeadTasksStorage
 from deferred_django.backends.disk.segment import Entry
@@ -172,7 +170,7 @@ class DiskBackend(Backend):
     # -- dead tasks ----------------------------------------------------------------------------
 
     def _store_dead_task(self, record: DeadTaskRecord) -> None:
-        self.dead_tasks.add(record["id"], _encode_dead(record))
+        self.dead_tasks.add(record["id"], dead_task_json.encode(record))
 
     def list_dead_tasks(
         self,
@@ -182,7 +180,7 @@ class DiskBackend(Backend):
         filter: DeadTaskFilter | None = None,
     ) -> list[DeadTaskRecord]:
         found = self.dead_tasks.read(limit=limit, offset=offset, matches=_matcher(filter))
-        return [_decode_dead(data, task_id) for task_id, data in found]
+        return [dead_task_json.decode(data, task_id) for task_id, data in found]
 
     def count_dead_tasks(self, *, filter: DeadTaskFilter | None = None) -> int:
         return self.dead_tasks.count(_matcher(filter))
@@ -192,7 +190,7 @@ class DiskBackend(Backend):
 
     def find_dead_task(self, id: str) -> DeadTaskRecord | None:
         data = self.dead_tasks.find(id)
-        return None if data is None else _decode_dead(data, id)
+        return None if data is None else dead_task_json.decode(data, id)
 
     def remove_dead_tasks(
         self, ids: str | Iterable[str], *, progress: Progress | None = None
@@ -209,7 +207,7 @@ class DiskBackend(Backend):
     ) -> list[str]:
         return self.dead_tasks.take(
             ids,
-            lambda task_id, data: handover(_decode_dead(data, task_id)),
+            lambda task_id, data: handover(dead_task_json.decode(data, task_id)),
             self.tasks.sync,
             progress=progress,
         )
@@ -237,53 +235,7 @@ def _pending(entry: Entry, context: bytes, *, claimed: bool, now_ms: float) -> P
     )
 
 
-def _encode_dead(record: DeadTaskRecord) -> bytes:
-    # Bytes as the characters of the same numbers: readable where they are ASCII, and exact.
-    stored = {**record, "context": record["context"].decode("latin-1")}
-    return json.dumps(stored, separators=(",", ":")).encode("ascii")
-
-
-def _decode_dead(data: bytes, task_id: str) -> DeadTaskRecord:
-    """The record; what another version or a foreign hand has left out of it is filled in.
-
-    One odd record must neither hide all the others nor be out of reach of a purge.
-    """
-    try:
-        found = json.loads(data)
-    except (ValueError, RecursionError):
-        found = None
-    record: dict[str, Any] = found if isinstance(found, dict) else {}
-    try:
-        record["context"] = record["context"].encode("latin-1")
-    except (LookupError, AttributeError, UnicodeError):
-        record["context"] = data
-    for name, kind in _KINDS:
-        if not isinstance(record.get(name), kind):
-            record[name] = _default(name, task_id)
-    return record
-
-
-_KINDS: tuple[tuple[str, type | tuple[type, ...]], ...] = (
-    ("id", str),
-    ("task_class", str),
-    ("queue", str),
-    ("attempts", int),
-    ("enqueued_at", (int, float)),
-    ("failed_at", (int, float)),
-    ("exception_class", str),
-    ("exception_message", str),
-    ("backtrace", list),
-)
-
-
-def _default(name: str, task_id: str) -> Any:
-    if name in ("enqueued_at", "failed_at"):
-        return float(task_ids.seconds_of(task_id) or 0)
-    known = {"id": task_id, "queue": "default", "attempts": 0, "backtrace": []}
-    return known.get(name, "(unreadable)")
-
-
 def _matcher(filter: DeadTaskFilter | None) -> Callable[[bytes], bool] | None:
     if filter is None or filter == DeadTaskFilter():
         return None
-    return lambda data: filter.matches(_decode_dead(data, ""))
+    return lambda data: filter.matches(dead_task_json.decode(data, ""))

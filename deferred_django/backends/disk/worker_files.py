@@ -87,7 +87,7 @@ class WorkerFiles:
         """The workers that live now, the longest-lived first. Creates and removes nothing."""
         found = []
         for name in self._names.workers():
-            with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
                 fd = files.open_file(self._names.at(name), os.O_RDONLY)
                 try:
                     if locks.is_whole_free(fd):
