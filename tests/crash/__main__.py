@@ -14,7 +14,8 @@ import os
 import sys
 import time
 
-from tests.crash.enumeration import Limits, enumerate_states
+from tests.crash.enumeration import enumerate_states
+from tests.crash.scenario import Limits
 from tests.crash.scenarios import named
 
 STATES_OF_A_MOMENT = 3000

@@ -94,6 +94,10 @@ class Bookkeeper:
         """What is right for the id now."""
         return self._outcomes.get(task_id, frozenset((NOWHERE,)))
 
+    def ids(self) -> list[str]:
+        """The ids that are in the books."""
+        return list(self._outcomes)
+
     def _set(self, task_id: str, outcomes: Iterable[Outcome]) -> None:
         self._outcomes[task_id] = frozenset(outcomes)
         self._changed(self.page())

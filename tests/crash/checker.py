@@ -17,11 +17,12 @@ from deferred_django.backends.disk import verify
 from deferred_django.backends.disk.dead_tasks_storage import DeadTasksStorage
 from deferred_django.backends.disk.names import StoreNames
 from deferred_django.backends.disk.tasks_storage import TasksStorage
-from tests.crash import oracle
 from tests.crash.books import Books, Pending
 from tests.crash.model import Image
+from tests.crash.scenario import write_image
 from tests.crash.stage import PREFIX, STORE
 from tests.disk import support
+from tests.fuzz import reference
 
 NEXT = "next"
 NEXT_PAYLOAD = b"what comes after the crash"
@@ -45,6 +46,14 @@ def expect(condition: object, message: str) -> None:
 
 
 @dataclass
+class _Said:
+    log: Log = field(default_factory=dict)
+    dead: Dead = field(default_factory=dict)
+    asides: int = 0
+    """How many damaged segments there are once all are drained."""
+
+
+@dataclass
 class Found:
     """What a store shows, and whether it works."""
 
@@ -55,6 +64,28 @@ class Found:
     def breaks(self, books: Books) -> str | None:
         """What is wrong, by these books or by any; ``None`` if nothing is."""
         return next(iter(books.complaints(self.log, self.dead)), self.complaint)
+
+
+def _read_plainly(image: Image) -> _Said:
+    """What is there by the rules of the format, read by none of the store's code."""
+    said = _Said()
+    for path, data in image:
+        directory, _, name = path.rpartition("/")
+        name = name.removeprefix(PREFIX)
+        if directory != STORE or data is None:
+            continue
+        if _SEGMENT.fullmatch(name):
+            reading = reference.read_log(data)
+            for task_id, task in reading.tasks.items():
+                assert task.payload is not None
+                state = Pending(task.payload, len(task.runs))
+                said.log.setdefault(task_id, []).append(state)
+            said.asides += bool(reading.damage)
+        elif _ASIDE.fullmatch(name):
+            said.asides += 1
+        elif name == DEAD_TASKS:
+            said.dead = reference.read_dead(data).dead
+    return said
 
 
 def _sorted(log: Log) -> Log:
@@ -73,7 +104,8 @@ class Checker:
         """What is on the disk; with what is wrong with it, whatever was promised."""
         found = Found()
         try:
-            self._materialise(image)
+            _clear(self._root)
+            write_image(image, self._root)
             found.log, found.dead = self._look_at_log(), self._look_at_dead()
             self._check(image, found.log, found.dead)
         except BrokenPromiseError as error:
@@ -87,20 +119,10 @@ class Checker:
             self._open.clear()
         return found
 
-    def _materialise(self, image: Image) -> None:
-        _clear(self._root)
-        for name, data in image:
-            path = os.path.join(self._root, name)
-            if data is None:
-                os.mkdir(path)
-            else:
-                with open(path, "wb") as file:
-                    file.write(data)
-
     def _check(self, image: Image, log: Log, dead: Dead) -> None:
-        right_log, right_dead = self._said_by_bytes(image)
-        expect(_sorted(log) == _sorted(right_log), f"the log shows {log}, not {right_log}")
-        expect(dead == right_dead, f"the dead tasks shown are {dead}, not {right_dead}")
+        bytes_say = _read_plainly(image)
+        expect(_sorted(log) == _sorted(bytes_say.log), f"the log shows {log}, not {bytes_say.log}")
+        expect(dead == bytes_say.dead, f"the dead tasks shown are {dead}, not {bytes_say.dead}")
         verify.verify_segments(StoreNames(self._path, PREFIX))
         DeadTasksStorage(self._path, PREFIX).verify()
         self._expect_unchanged(image)
@@ -109,7 +131,7 @@ class Checker:
             self._add_and_remove_dead_task(dead)
         if any(_SEGMENT.search(path) for path, _ in image) or not dead:
             self._add_and_remove_task(log)
-            self._drain(log)
+            self._drain(log, bytes_say.asides)
 
     # -- looking -------------------------------------------------------------------------------
 
@@ -144,23 +166,6 @@ class Checker:
             expect(fresh.find(task_id) == record, f"{task_id} is listed and not found")
         return dict(listed)
 
-    @staticmethod
-    def _said_by_bytes(image: Image) -> tuple[Log, Dead]:
-        """What is there by the rules of the format."""
-        log: Log = {}
-        dead: Dead = {}
-        for path, data in image:
-            directory, _, name = path.rpartition("/")
-            name = name.removeprefix(PREFIX)
-            if directory != STORE or data is None:
-                continue
-            if _SEGMENT.fullmatch(name):
-                for task_id, state in oracle.live_tasks(data).items():
-                    log.setdefault(task_id, []).append(state)
-            elif name == DEAD_TASKS:
-                dead = oracle.dead_tasks(data)
-        return log, dead
-
     def _expect_unchanged(self, image: Image) -> None:
         for path, data in image:
             if data is not None:
@@ -194,7 +199,7 @@ class Checker:
         there = dict(DeadTasksStorage(self._path, PREFIX).read())
         expect(not there, f"after all was removed there is {there}")
 
-    def _drain(self, log: Log) -> None:
+    def _drain(self, log: Log, asides: int) -> None:
         ran: Log = {}
         with self._process() as storage:
             while claimed := storage.claim(1000, None, (), None):
@@ -207,8 +212,10 @@ class Checker:
             storage.maintain()
             expect(not storage.survey(), "after the drain there are tasks")
         own = [n.removeprefix(PREFIX) for n in os.listdir(self._path) if n.startswith(PREFIX)]
-        left = [n for n in own if n.startswith("0-") and not _ASIDE.fullmatch(n)]
+        aside = [n for n in own if _ASIDE.fullmatch(n)]
+        left = [n for n in own if n.startswith("0-") and n not in aside]
         expect(not left, f"after the drain there is {left}")
+        expect(len(aside) == asides, f"set aside are {aside}, not {asides}")
 
 
 def _clear(directory: str) -> None:

@@ -3,38 +3,38 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import random
 import shutil
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from tests.crash.books import Books
 from tests.crash.checker import Checker, Found
-from tests.crash.events import Event
-from tests.crash.model import Choice, CrashPoint, Image, crash_points
-from tests.crash.stage import Stage, one_thread, repeatable_names
+from tests.crash.events import Event, Mark
+from tests.crash.model import Choice, CrashPoint, Image
+from tests.crash.scenario import Limits, Play
+from tests.crash.stage import one_thread
 
 VIOLATIONS_KEPT = 5
-EVENTS_SHOWN = 12
-
-Act = Callable[[Stage], None]
+EVENTS_SHOWN = 24
 
 
-@dataclass(frozen=True)
-class Scenario:
-    """One operation, on a store that was prepared for it."""
+class Playable(Protocol):
+    """A scenario of any kind."""
 
-    name: str
-    prepare: Act
-    act: Act
-    """What is recorded."""
+    @property
+    def name(self) -> str:
+        """What it is called."""
+
+    def plays(self, limits: Limits, scratch: Path) -> Iterator[tuple[Play, Limits]]:
+        """Play it, with the limits for the states of each play."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,8 @@ class Violation:
     last_events: tuple[Event, ...]
 
     def __str__(self) -> str:
-        events = "\n".join(f"    {event}" for event in self.last_events)
+        shown = [event for event in self.last_events if not isinstance(event, Mark)]
+        events = "\n".join(f"    {event}" for event in shown)
         files = "\n".join(f"    {path}: {data!r:.400}" for path, data in self.image)
         return (
             f"{self.scenario}: {self.complaint}\n  seed {self.seed}, after event {self.event},"
@@ -102,100 +103,73 @@ def _quietly() -> Iterator[None]:
         logger.disabled = before
 
 
-def play(scenario: Scenario, seed: int, scratch: Path) -> tuple[list[Event], list[CrashPoint]]:
-    """Play the scenario once: what happened, and the moments at which the power may go."""
-    root = scratch / "root"
-    root.mkdir()
-    stage = Stage(root)
-    recorder = stage.recorder
-    try:
-        with repeatable_names(seed), one_thread(), recorder.installed():
-            try:
-                scenario.prepare(stage)
-                stage.begin()
-                scenario.act(stage)
-            finally:
-                recorder.is_recording = False
-                there = read_image(root)
-                stage.close()
-    finally:
-        shutil.rmtree(root)
-    events, names, contents = recorder.events, recorder.names, recorder.contents
-    points = list(crash_points(events, names, contents, stage.first_page))
-    everything = points[-1].image((1,) * len(points[-1].counts))
-    assert everything == there, "something was changed that was not recorded"
-    return events, points
-
-
-def read_image(root: Path) -> Image:
-    """What is there."""
-    found = [
-        (str(path.relative_to(root)), None if path.is_dir() else path.read_bytes())
-        for path in root.rglob("*")
-    ]
-    return tuple(sorted(found, key=lambda each: each[0]))
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How much of a scenario's states is looked at."""
-
-    seed: int
-    per_point: int
-    """States of one moment: where there are more, some are chosen by the seed."""
-    until: float = math.inf
-    """The monotonic time at which to stop."""
-    first_only: bool = False
-    """Stop at the first violation."""
-
-
-def enumerate_states(scenario: Scenario, limits: Limits) -> Report:
+def enumerate_states(scenario: Playable, limits: Limits) -> Report:
     """Check the disks that a power cut may leave of the scenario."""
-    began = time.monotonic()
     report = Report(scenario.name)
+    began = time.monotonic()
     with scratch_directory() as scratch, _quietly():
-        events, points = play(scenario, limits.seed, scratch)
-        report.events, report.points = len(events), len(points)
-        checker = Checker(str(scratch))
-        disks: dict[Image, Found] = {}
-        seen: set[tuple[Image, int]] = set()
-        with one_thread():
-            for point, choice, image, page in _states(scenario, points, limits):
-                if (image, page) in seen:
-                    continue
-                seen.add((image, page))
-                found = disks.get(image)
-                if found is None:
-                    found = disks[image] = checker.examine(image)
-                complaint = found.breaks(point.books)
-                if complaint is not None:
-                    report.violated += 1
-                    if len(report.violations) < VIOLATIONS_KEPT:
-                        index = point.index
-                        last = tuple(events[max(0, index - EVENTS_SHOWN) : index])
-                        report.violations.append(
-                            Violation(
-                                scenario.name, limits.seed, index, choice, complaint, image, last
-                            )
-                        )
-                    if limits.first_only:
-                        break
-                if time.monotonic() > limits.until:
-                    break
-        report.disks, report.states = len(disks), len(seen)
+        _Enumeration(scenario, limits, scratch, report).run()
     report.seconds = time.monotonic() - began
     return report
 
 
-def _states(
-    scenario: Scenario, points: list[CrashPoint], limits: Limits
-) -> Iterator[tuple[CrashPoint, Choice, Image, int]]:
-    """Each moment, with each choice of what is there; the last is a number for its books."""
-    chance = random.Random(zlib.crc32(scenario.name.encode()) ^ limits.seed)
-    pages: list[Books] = []
-    for point in points:
-        if point.books not in pages:
-            pages.append(point.books)
-        page = pages.index(point.books)
-        for choice in point.choices(limits.per_point, chance):
-            yield point, choice, point.image(choice), page
+class _Enumeration:
+    def __init__(self, scenario: Playable, limits: Limits, scratch: Path, report: Report) -> None:
+        self._scenario = scenario
+        self._limits = limits
+        self._scratch = scratch
+        self._report = report
+        self._checker = Checker(str(scratch))
+        self._chance = random.Random(zlib.crc32(scenario.name.encode()) ^ limits.seed)
+        self._disks: dict[Image, Found] = {}
+        self._pages: list[Books] = []
+        self._seen: set[tuple[Image, int]] = set()
+
+    def run(self) -> None:
+        """Fill in the report."""
+        report = self._report
+        for play, limits in self._scenario.plays(self._limits, self._scratch):
+            report.events += len(play.events)
+            report.points += len(play.points)
+            with one_thread():
+                if not all(self._goes_on(play, point, limits) for point in play.points):
+                    break
+        report.disks, report.states = len(self._disks), len(self._seen)
+
+    def _goes_on(self, play: Play, point: CrashPoint, limits: Limits) -> bool:
+        """Check the states of one moment; whether there is to be another."""
+        if point.books not in self._pages:
+            self._pages.append(point.books)
+        page = self._pages.index(point.books)
+        for choice in point.choices(limits.per_point, self._chance):
+            image = point.image(choice)
+            if (image, page) in self._seen:
+                continue
+            self._seen.add((image, page))
+            if image not in self._disks:
+                self._disks[image] = self._checker.examine(image)
+            complaint = self._disks[image].breaks(point.books)
+            if complaint is not None:
+                self._note(play, point, choice, image, complaint)
+                if limits.first_only:
+                    return False
+            if time.monotonic() > limits.until:
+                return False
+        return True
+
+    def _note(
+        self, play: Play, point: CrashPoint, choice: Choice, image: Image, complaint: str
+    ) -> None:
+        self._report.violated += 1
+        if len(self._report.violations) < VIOLATIONS_KEPT:
+            self._report.violations.append(
+                Violation(
+                    scenario=f"{self._scenario.name} {play.note}".strip(),
+                    seed=self._limits.seed,
+                    event=point.index,
+                    choice=choice,
+                    complaint=complaint,
+                    image=image,
+                    last_events=tuple(play.events[: point.index][-EVENTS_SHOWN:]),
+                )
+            )

@@ -62,6 +62,7 @@ class Recorder:
         self._numbers: dict[tuple[int, int], int] = {}
         self._last_number = 0
         self._fsyncs_to_fail = 0
+        self._directory_fsyncs_to_fail = 0
         self._dies_at: int | None = None
         self._tears = False
         self._is_dead = False
@@ -108,9 +109,13 @@ class Recorder:
         """The next fsync of a file raises ``EIO``."""
         self._fsyncs_to_fail += 1
 
+    def fail_next_directory_fsync(self) -> None:
+        """The next fsync of a directory raises ``EIO``; the one after that covers all."""
+        self._directory_fsyncs_to_fail += 1
+
     @contextlib.contextmanager
-    def process_that_dies(self, call: int, *, tears: bool = False) -> Iterator[None]:
-        """Let what runs inside die before its ``call``-th call that changes something.
+    def process_that_dies(self, call: int | None = None, *, tears: bool = False) -> Iterator[None]:
+        """Let what runs inside die before its ``call``-th change, or at the end.
 
         With ``tears`` it dies within that call, if that is a write, and a half of it is written.
         Ends normally if it lives that long: then ``calls`` is less than ``call``.
@@ -217,8 +222,10 @@ class Recorder:
 
     def _fsync_directory(self, path: str) -> None:
         with self._call():
-            self._real["fsync_directory"](path)
             if self._is_below(path):
+                if self._directory_fsyncs_to_fail and self.is_recording:
+                    self._directory_fsyncs_to_fail -= 1
+                    raise OSError(errno.EIO, os.strerror(errno.EIO), path)
                 self.note(FsyncDirectory(self._below(path)))
 
     def _rename(self, source: str, target: str) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from tests.crash import scenarios_dead, scenarios_log
-from tests.crash.enumeration import Scenario
+from tests.crash.enumeration import Playable
 
-SCENARIOS: tuple[Scenario, ...] = (
+SCENARIOS: tuple[Playable, ...] = (
     *scenarios_log.SCENARIOS,
     *scenarios_dead.SCENARIOS,
 )
 
 
-def named(*parts: str) -> list[Scenario]:
+def named(*parts: str) -> list[Playable]:
     """Those that have one of the parts in their name."""
     return [each for each in SCENARIOS if any(part in each.name for part in parts)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from deferred_django.backends.disk import dead_tasks_file
-from tests.crash.enumeration import Act, Scenario
+from tests.crash.scenario import Act, Scenario
 from tests.crash.stage import PREFIX, Stage
 
 RECORDS = {name: b'{"of":"%b"}' % name.encode() for name in ("a", "b", "c", "d")}

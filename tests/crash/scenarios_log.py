@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from tests.crash.enumeration import Scenario
+import os
+from unittest import mock
+
+from deferred_django.backends.disk import tidy
+from tests.crash.enumeration import Playable
+from tests.crash.scenario import Act, Again, Killed, Scenario
 from tests.crash.stage import Stage
+from tests.disk import support
+
+# -- what is there before ----------------------------------------------------------------------
 
 
 def nothing(stage: Stage) -> None:
@@ -18,11 +26,57 @@ def two_tasks(stage: Stage) -> None:
     stage.let_go(log)
 
 
+def ending_in(tail: bytes, *, cut: int = 0) -> Act:
+    """The same, with ``cut`` bytes less at the end, and these more."""
+
+    def prepare(stage: Stage) -> None:
+        two_tasks(stage)
+        path = support.only_segment(stage.directory)
+        os.truncate(path, path.stat().st_size - cut)
+        with path.open("ab") as file:
+            file.write(tail)
+
+    return prepare
+
+
+def mostly_dead(stage: Stage) -> None:
+    """Three of six tasks wait; one was tried before, and one killed its worker twice."""
+    log = stage.log()
+    for task_id in "abcdef":
+        stage.enqueue(log, task_id, task_id.encode() * 20)
+    stage.let_go(log)
+    for _ in range(2):
+        with stage.process_that_dies():
+            worker = stage.log()
+            stage.start(worker, stage.claim_one(worker, "a"))
+    worker = stage.log()
+    for task_id in "cef":
+        entry = stage.claim_one(worker, task_id)
+        stage.start(worker, entry)
+        stage.complete(worker, entry)
+    for attempt in range(6):
+        entry = stage.claim_one(worker, "d")
+        stage.start(worker, entry)
+        stage.reschedule(worker, entry, b"attempt %d" % attempt)
+    stage.let_go(worker)
+    stage.promise_what_is_there()
+
+
+# -- what is done ------------------------------------------------------------------------------
+
+
 def enqueue_durably(stage: Stage) -> None:
     """Two adds, each durable when it returns."""
     log = stage.log(fsync_frequency=0)
     stage.enqueue(log, "new")
     stage.enqueue(log, "newer")
+
+
+def enqueue_one(stage: Stage) -> None:
+    """One add, durable when it returns, and the process ends."""
+    log = stage.log(fsync_frequency=0)
+    stage.enqueue(log, "last")
+    stage.let_go(log)
 
 
 def enqueue(stage: Stage) -> None:
@@ -31,20 +85,182 @@ def enqueue(stage: Stage) -> None:
     stage.enqueue(log, "new")
     stage.sync(log)
     stage.enqueue(log, "newer")
+    stage.enqueue(log, "newest", b"with\nnewlines\\n")
+    stage.sync(log)
+
+
+def enqueue_long(stage: Stage) -> None:
+    """Records of several sectors."""
+    log = stage.log()
+    stage.enqueue(log, "new", b"n" * 1500)
+    stage.enqueue(log, "newer", b"\n" * 700)
+    stage.sync(log)
+
+
+def rotate(stage: Stage) -> None:
+    """More adds than one segment takes, and the timer."""
+    log = stage.log(rotate_bytes=200)
+    for number in range(5):
+        stage.enqueue(log, f"new{number}")
+        if number == 3:
+            stage.sync(log)
+    stage.sync(log)
+
+
+def rotate_durably(stage: Stage) -> None:
+    """More adds than one segment takes, each durable when it returns."""
+    log = stage.log(fsync_frequency=0, rotate_bytes=100)
+    for number in range(4):
+        stage.enqueue(log, f"new{number}")
+
+
+def work(stage: Stage) -> None:
+    """A worker runs everything."""
+    worker = stage.log()
+    stage.run_all(worker)
+    stage.sync(worker)
+
+
+def retry(stage: Stage) -> None:
+    """Runs that fail and are tried again, and one that is stopped."""
+    worker = stage.log()
+    first, second = stage.claim(worker, "a", "b")
+    stage.start(worker, first)
+    stage.start(worker, second)
+    stage.reschedule(worker, first, b"second attempt")
+    stage.put_back(worker, second)
+    stage.sync(worker)
+    again = stage.claim_one(worker, "a")
+    stage.start(worker, again)
+    stage.reschedule(worker, again, b"third attempt")
+    again = stage.claim_one(worker, "a")
+    stage.start(worker, again)
+    stage.complete(worker, again)
+    stage.sync(worker)
+
+
+def remove_task(stage: Stage) -> None:
+    """One task is dropped."""
+    stage.remove_task(stage.log(), "a")
+
+
+def tidy_up(stage: Stage) -> None:
+    """A worker compacts what is mostly dead, however small, then runs what is left."""
+    worker = stage.log()
+    stage.claim(worker, "nothing")
+    with mock.patch.object(tidy, "COMPACT_BYTES", 100):
+        worker.maintain()
+    entry = stage.claim_one(worker, "b")
+    stage.start(worker, entry)
+    stage.complete(worker, entry)
+    stage.sync(worker)
+
+
+def work_and_erase(stage: Stage) -> None:
+    """A worker runs everything and erases the segment before any timer; then there is more."""
+    worker = stage.log()
+    stage.run_all(worker)
+    worker.maintain()
+    enqueue_durably(stage)
+
+
+def enqueue_on_a_failing_disk(stage: Stage) -> None:
+    """An fsync fails: one add is refused, the next is durable."""
+    log = stage.log(fsync_frequency=0)
+    stage.enqueue(log, "new")
+    stage.recorder.fail_next_fsync()
+    stage.enqueue_in_vain(log, "refused")
+    stage.enqueue(log, "newer")
+
+
+def rescue(stage: Stage) -> None:
+    """The timer's fsync fails: what it was for is written anew elsewhere."""
+    log = stage.log()
+    stage.enqueue(log, "new")
+    stage.enqueue(log, "newer")
+    stage.books.may_be_repeated("new", "newer")
+    stage.recorder.fail_next_fsync()
+    stage.sync(log)
     stage.enqueue(log, "newest")
     stage.sync(log)
 
 
-def work(stage: Stage) -> None:
-    """A worker runs both tasks."""
-    stage_worker = stage.log()
-    stage.run_all(stage_worker)
-    stage.sync(stage_worker)
+def work_on_a_failing_disk(stage: Stage) -> None:
+    """The fsync of what a worker has appended fails."""
+    worker = stage.log()
+    first, second = stage.claim(worker, "a", "b")
+    stage.start(worker, first)
+    stage.start(worker, second)
+    stage.complete(worker, first)
+    stage.recorder.fail_next_fsync()
+    stage.sync(worker)
+    stage.complete(worker, second)
+    stage.sync(worker)
 
 
-SCENARIOS = (
+def retry_on_a_failing_disk(stage: Stage) -> None:
+    """The fsync of a retry fails."""
+    worker = stage.log()
+    entry = stage.claim_one(worker, "a")
+    stage.start(worker, entry)
+    stage.reschedule(worker, entry, b"second attempt")
+    stage.books.may_be_repeated("a")
+    stage.recorder.fail_next_fsync()
+    stage.sync(worker)
+
+
+# -- what another process does after a death ----------------------------------------------------
+
+
+def another_works(stage: Stage) -> None:
+    """A worker meets what is there, and has it durable; then it runs it and tidies."""
+    worker = stage.log()
+    stage.claim(worker, "nothing")
+    worker.sync()
+    stage.promise_the_log_as_it_is(worker)
+    stage.run_all(worker)
+    stage.sync(worker)
+    worker.maintain()
+
+
+def another_enqueues(stage: Stage) -> None:
+    """A producer adds a task."""
+    stage.enqueue(stage.log(fsync_frequency=0), "another")
+
+
+_BASE = (
     Scenario("log: first use, durable at once", nothing, enqueue_durably),
     Scenario("log: first use, timer", nothing, enqueue),
     Scenario("log: adopt, durable at once", two_tasks, enqueue_durably),
     Scenario("log: run and complete", two_tasks, work),
+    Scenario("log: retry", two_tasks, retry),
+    Scenario("log: rotate", nothing, rotate),
+    Scenario("log: compact", mostly_dead, tidy_up),
+    Scenario("log: erase", two_tasks, work_and_erase),
+    Scenario("log: remove a task", two_tasks, remove_task),
+)
+
+_TORN = b"\n0badc0de:add:torn:"
+
+SCENARIOS: tuple[Playable, ...] = (
+    *_BASE,
+    Scenario("log: long records", two_tasks, enqueue_long),
+    Scenario("log: rotate, durable at once", nothing, rotate_durably),
+    Scenario("log: adopt behind a torn record", ending_in(_TORN), enqueue_durably),
+    Scenario("log: adopt behind zeros", ending_in(bytes(40)), enqueue_durably),
+    Scenario("log: adopt behind a missing newline", ending_in(b"", cut=1), enqueue),
+    Scenario("log: work and set aside", ending_in(b"\nforeign\n\n"), work_and_erase),
+    Scenario("log: fsync fails, durable at once", two_tasks, enqueue_on_a_failing_disk),
+    Scenario("log: fsync fails, timer", two_tasks, rescue),
+    Scenario("log: fsync fails, worker", two_tasks, work_on_a_failing_disk),
+    *(
+        Killed(f"{base.name}; killed, {then.__name__}", base.prepare, base.act, then)
+        for base in _BASE
+        for then in (another_works, another_enqueues)
+    ),
+    *(
+        Again(f"{base.name}; again, {act.__name__}", base, act)
+        for base in _BASE
+        for act in (another_works, enqueue_one)
+    ),
 )

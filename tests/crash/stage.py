@@ -55,12 +55,22 @@ def repeatable_names(seed: int) -> Iterator[None]:
         yield
 
 
+def expect_error(call: Callable[[], object]) -> None:
+    """The call must raise ``OSError``."""
+    try:
+        call()
+    except OSError:
+        return
+    raise AssertionError("no OSError was raised")
+
+
 class Stage:
     """One play of one scenario."""
 
     def __init__(self, root: Path) -> None:
         self.recorder = Recorder(str(root))
         self.path = os.path.join(str(root), STORE)
+        self.directory = Path(self.path)
         self._first_page: Books | None = None
         self.books = Bookkeeper(lambda books: self.recorder.note(Mark(books)))
         self._storages: list[TasksStorage] = []
@@ -78,6 +88,19 @@ class Stage:
         self.close()
         self._first_page = self.books.page()
         self.recorder.begin()
+
+    def promise_what_is_there(self) -> None:
+        """What is in the directory now is durable, by what was prepared or by an earlier crash."""
+        self.promise_the_log_as_it_is(self.log())
+        there = dict(self.dead().read())
+        for task_id in {*self.books.ids(), *there}:
+            self.books.dead_is(task_id, there.get(task_id))
+
+    def promise_the_log_as_it_is(self, storage: TasksStorage) -> None:
+        """A worker has met all segments and has fsynced what it found."""
+        there = {e.id: Pending(data, len(e.runs)) for e, _, data in storage.survey_with_payloads()}
+        for task_id in {*self.books.ids(), *there}:
+            self.books.log_is(task_id, there.get(task_id))
 
     def close(self) -> None:
         """Close the storages."""
@@ -108,7 +131,7 @@ class Stage:
         self._storages.remove(storage)
 
     @contextlib.contextmanager
-    def process_that_dies(self, call: int, *, tears: bool = False) -> Iterator[None]:
+    def process_that_dies(self, call: int | None = None, *, tears: bool = False) -> Iterator[None]:
         """See :meth:`Recorder.process_that_dies`; its storages are gone with it."""
         before = list(self._storages)
         with self.recorder.process_that_dies(call, tears=tears):
@@ -126,6 +149,12 @@ class Stage:
             self.books.log_is(task_id, state)
         else:
             self._unsynced[storage][task_id] = state
+
+    def enqueue_in_vain(self, storage: TasksStorage, task_id: str) -> None:
+        """Add a task while the disk fails: it was refused, and may be there after a crash only."""
+        self.books.log_may_be(task_id, Pending(b"refused"))
+        expect_error(lambda: support.add(storage, b"refused", task_id=task_id))
+        assert task_id not in [entry.id for entry, _ in self.log().survey()]
 
     def sync(self, storage: TasksStorage) -> None:
         """What the timer does: all that this storage has changed is durable afterwards."""

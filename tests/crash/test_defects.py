@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.crash.defects import DEFECTS
-from tests.crash.enumeration import Limits, enumerate_states
+from tests.crash.enumeration import enumerate_states
+from tests.crash.scenario import Limits
 from tests.crash.scenarios import SCENARIOS
 
 LIMITS = Limits(seed=1, per_point=20, first_only=True)

@@ -366,7 +366,7 @@ def test_a_made_directory_is_synced_into_its_parent(
     add(storage)
     storage.close()
     path, parent = str(tmp_path / "a" / "b"), str(tmp_path / "a")
-    assert calls == [str(tmp_path), parent, parent, path]
+    assert calls == [str(tmp_path.parent), str(tmp_path), parent, parent, path]
 
 
 def test_a_worker_syncs_what_a_killed_producer_left(

@@ -129,6 +129,9 @@ def make_directory(path: str, file_permissions: int) -> None:
     while not os.path.isdir(current):
         missing.append(current)
         current = os.path.dirname(current)
+    if missing:
+        # Another process may have made the rest of the way, and have died before its fsync.
+        fsync_parent(current)
     for directory in reversed(missing):
         parent = os.path.dirname(directory)
         try:
@@ -202,7 +205,8 @@ def fsync_directory(path: str) -> None:
         error.filename = path
         raise
     finally:
-        os.close(fd)
+        with contextlib.suppress(OSError):  # as in close()
+            os.close(fd)
 
 
 def fsync_parent(path: str) -> None:

@@ -95,6 +95,7 @@ class Segment:
         self.unsynced: list[bytes] = []
         self.unsynced_adds: list[bytes] = []
         """What this process appended through this descriptor since the last fsync."""
+        self._name_is_durable = False
         self.failed_fsyncs = 0
         self.sync_pause = self.sync_again_at = 0.0
         self.is_synced_free = False
@@ -217,6 +218,18 @@ class Segment:
             entry.gone = True
         self.tasks.clear()
         self.live_bytes = 0
+
+    def fsync(self) -> None:
+        """Make what is in it durable, and the first time its name too.
+
+        A compaction that was killed may have left the name to a file that a power cut replaces by
+        the old one again: with the tasks in it that were finished here.
+        """
+        files.fsync(self.fd)
+        if not self._name_is_durable:
+            with contextlib.suppress(FileNotFoundError):  # removed, and the file with it
+                files.fsync_directory(os.path.dirname(self.path))
+            self._name_is_durable = True
 
     def close(self) -> None:
         """Close the descriptor; this process holds no claims in it."""

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 from deferred_django import ids
-from deferred_django.backends.disk import descriptors, files, log_records, tidy
+from deferred_django.backends.disk import descriptors, log_records, tidy
 from deferred_django.backends.disk.boot import boot_id
 from deferred_django.backends.disk.claims import Claims, payload_of, survey
 from deferred_django.backends.disk.due_index import DueIndex
@@ -214,7 +214,7 @@ class TasksStorage:
                     entry.segment.forget(entry)
                     removed.append(entry.segment)
                 for segment in removed:
-                    files.fsync(segment.fd)
+                    segment.fsync()
             finally:
                 for entry in taken:
                     self._claims.leave_alone(entry)

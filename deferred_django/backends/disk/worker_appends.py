@@ -82,7 +82,7 @@ class WorkerAppends:
         failed = None
         for segment, appended, adds in self._jobs(free_ones=free_ones, patient=patient):
             try:
-                files.fsync(segment.fd)
+                segment.fsync()
                 segment.sync_pause = 0.0
                 if segment.was_cut and adds:
                     failed = OSError(errno.ESTALE, "was cut by another program", segment.path)
