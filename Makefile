@@ -7,6 +7,7 @@
 #   make demo                        the example project's demonstration, under a minute
 #   make lint                        ruff, mypy, missing migrations
 #   make torture                     processes killed under load, the books checked; about 2 minutes
+#   make torture SECONDS=300         the same for longer; ARGS='--seed 7' repeats one by its seed
 #   make crash                       every disk that a power cut may leave, opened and checked
 #   make bench                       what the disk backend does per second, beside its floor
 #   make clean                       remove what these targets made
@@ -14,6 +15,7 @@
 VENV ?= .venv
 DJANGO ?= Django
 ARGS ?=
+SECONDS ?= 80
 
 # The first of these that is new enough and can make virtual environments.
 PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.11 \
@@ -41,7 +43,7 @@ lint: $(STAMP)
 	$(VENV)/bin/python manage.py makemigrations --check --dry-run
 
 torture: $(STAMP)
-	$(VENV)/bin/python -m tests.torture.kills --seconds 60
+	$(VENV)/bin/python -m tests.torture.kills --seconds $(SECONDS) $(ARGS)
 	$(VENV)/bin/python -m tests.torture.handover --tries 5
 
 crash: $(STAMP)
