@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from deferred_django.backends.disk import dead_tasks_index, files
+from deferred_django.backends.disk import dead_tasks_rows, files
 from deferred_django.backends.disk.dead_tasks_storage import DeadTasksStorage
 from tests.disk.dlq import (
     assert_at_rest,
@@ -401,7 +401,7 @@ def test_a_cold_page_is_read_from_the_end(tmp_path: Path) -> None:
 
 
 def test_hashes_that_meet_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dead_tasks_index, "_HASH_MASK", 7)
+    monkeypatch.setattr(dead_tasks_rows, "_HASH_MASK", 7)
     store = filled(tmp_path, *"abcdef")
     store.add("c", b"newer")
     assert names(store) == list("cfedba")

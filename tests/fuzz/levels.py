@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from deferred_django.backends.disk import dead_tasks_file, dead_tasks_reader, scanner
+from deferred_django.backends.disk import dead_tasks_cold, dead_tasks_file, scanner
 from deferred_django.backends.disk.dead_tasks_storage import DeadTasksStorage
 from deferred_django.backends.disk.scanner import Scanner
 from deferred_django.backends.disk.segment import Segment
@@ -34,7 +34,7 @@ def small_blocks(small: bool) -> Iterator[None]:
         (scanner, "CHUNK_BYTES", SMALL_CHUNK),
         (scanner, "MAX_LINE_BYTES", SMALL_LIMIT),
         (scanner, "MAX_LONG_LINE_BYTES", SMALL_LIMIT),
-        (dead_tasks_reader, "CHUNK_BYTES", SMALL_CHUNK),
+        (dead_tasks_cold, "CHUNK_BYTES", SMALL_CHUNK),
         (dead_tasks_file, "BACKWARD_BYTES", SMALL_CHUNK),
         (dead_tasks_file, "MAX_LONG_LINE_BYTES", SMALL_LIMIT),
     )

@@ -29,7 +29,8 @@ VERSION = "0"
 # The store encodes a context of up to 64 MiB as JSON text, where one byte takes up to six.
 # The scanner takes no longer line (MAX_LONG_LINE_BYTES).
 MAX_DEAD_RECORD_BYTES = 7 * MAX_RECORD_BYTES
-_BEGINNING = re.compile(b"%b:(%b):" % (KIND, ids.ID_PATTERN.pattern.encode())).match
+beginning_match = re.compile(b"%b:(%b):" % (KIND, ids.ID_PATTERN.pattern.encode())).match
+"""Matches the body of a line, or its beginning, if it is a dead task's; group 1 is the id."""
 BACKWARD_BYTES = 64 * 1024
 READ = os.O_RDONLY
 CHANGE = os.O_RDWR | os.O_APPEND
@@ -52,7 +53,7 @@ def beginning(task_id: bytes) -> bytes:
 
 def id_of(body: bytes) -> bytes | None:
     """The id in the body of a line, or in its beginning; ``None`` if it is no dead task's."""
-    match = _BEGINNING(body)
+    match = beginning_match(body)
     return None if match is None else match[1]
 
 
@@ -76,6 +77,10 @@ def is_valid_at(fd: int, start: int, end: int) -> bool:
         return False
     scanner = Scanner(start, newline_in_front=False)
     return any(length == end - start for _, length, _ in scanner.read(fd, end))
+
+
+Identity = tuple[int, int, int]
+"""A generation of the file, its device and its inode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +152,11 @@ class DeadTasksFile:
             return os.stat(self.lock_path).st_size
         except OSError:
             return 0
+
+    def identity(self, fd: int, lock_fd: int) -> Identity:
+        """What tells this file from all others; the holder of the lock knows it for certain."""
+        info = os.fstat(fd)
+        return os.fstat(lock_fd).st_size, info.st_dev, info.st_ino
 
     def begin_renaming(self, lock_fd: int) -> None:
         """Say that the directory will hold a name that is not durable yet."""

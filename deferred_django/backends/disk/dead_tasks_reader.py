@@ -3,33 +3,40 @@
 The file is opened by its path for each operation. A removal leaves an open file as it is, adds come
 behind its end, and whatever changes at its end (a tail repaired, a failed write taken back) fails
 its checksum or the index's second look, and is read again.
+
+Building the index of a large file takes seconds. The first pages and single records are had without
+it; so nobody waits for it but who needs all of the file: counts, the far pages, whole lists.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
-from typing import TypeVar
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
-from deferred_django.backends.base import Finding
-from deferred_django.backends.disk import dead_tasks_file, files, records
+from deferred_django.backends.disk import dead_tasks_located, files
+from deferred_django.backends.disk.dead_tasks_cold import (
+    Matcher,
+    NewestRecords,
+    Record,
+    find_newest,
+    record_at,
+)
 from deferred_django.backends.disk.dead_tasks_file import READ, DeadTasksFile
-from deferred_django.backends.disk.dead_tasks_index import Index, Span
-from deferred_django.backends.disk.long_line import HEAD_BYTES
-from deferred_django.backends.disk.scanner import CHUNK_BYTES, Damage, Scanner
+from deferred_django.backends.disk.dead_tasks_index import Index, Replacement
+from deferred_django.backends.disk.dead_tasks_located import Located
 
-COLD_PAGE_RECORDS = 1000
-"""Up to here a process that has no index yet reads the newest records from the file's end."""
+PAGE_RECORDS = 2000
+"""Up to here a page is read from the file's end."""
+COLD_LINES = 10_000
+"""Lines of the end that are looked at before the index is built: some tens of milliseconds."""
+SOON_BYTES = 4 * 1024 * 1024
+"""What the index takes in at once, by whomever it is asked; some ten milliseconds."""
+SEARCHES = 10
+"""Searches through the whole file take about as long as building the index, which ends them."""
+_PATIENCE = 0.01
 _TRIES = 5
-
-Record = tuple[str, bytes]
-Matcher = Callable[[bytes], bool]
-T = TypeVar("T")
-
-
-class _MovedError(Exception):
-    """A record is not where the index says."""
 
 
 class Reader:
@@ -43,53 +50,131 @@ class Reader:
         """Start anew in a forked child: another thread may have been at work on the index."""
         self._index = Index()
         self._index_lock = threading.Lock()
+        self._searched = 0
 
     def clear(self) -> None:
         """Free the index."""
         with self._index_lock:
             self._index.clear()
 
+    @contextmanager
+    def _index_at_once(self, fd: int, generation: int) -> Iterator[Index | None]:
+        """The index, up to date, if it can be had without a wait that a person would notice."""
+        if not self._index_lock.acquire(timeout=_PATIENCE):
+            yield None  # another thread is building it
+            return
+        try:
+            at_once = self._index.unread(fd, generation) <= SOON_BYTES
+            if at_once:
+                self._index.refresh(fd, generation)
+                self._searched = 0
+            yield self._index if at_once else None
+        finally:
+            self._index_lock.release()
+
+    @contextmanager
+    def _whole_index(self, fd: int, generation: int) -> Iterator[Index]:
+        with self._index_lock:
+            self._index.refresh(fd, generation)
+            self._searched = 0
+            yield self._index
+
     # -- for removals --------------------------------------------------------------------------
 
-    def any_there(self, ids: list[str]) -> bool:
-        """Whether there is a record of any of these ids."""
+    def may_have(self, ids: Iterable[str]) -> bool:
+        """Whether there may be a record of any of these ids; certain if it says no."""
         generation = self._file.generation()
         try:
-            with self._file.opened(READ) as fd, self._index_lock:
-                self._index.refresh(fd, generation)
-                return any(self._index.span(fd, task_id) for task_id in ids)
+            with self._file.opened(READ) as fd, self._index_at_once(fd, generation) as index:
+                return index is None or any(index.span(fd, task_id) for task_id in ids)
         except FileNotFoundError:
             return False
 
-    def spans_below(self, fd: int, ids: list[str], end: int) -> dict[str, list[Span]]:
-        """All records before ``end`` of each id that has any, the newest last."""
+    def locate(self, fd: int, ids: Mapping[str, int], end: int) -> Located:
+        """All records before ``end`` of the ids, which are numbered from 0 in their order."""
         generation = self._file.generation()
+        with self._index_at_once(fd, generation) as index:
+            if index is not None:
+                return index.locate(fd, ids, end)
+        return dead_tasks_located.scan(fd, ids, end)
+
+    def replaced(self, replacement: Replacement) -> None:
+        """This process has put another file in place; the index need not be built anew for it."""
         with self._index_lock:
-            self._index.refresh(fd, generation)
-            return self._index.spans_below(fd, ids, end)
+            self._index.replaced(replacement)
 
     # -- records -------------------------------------------------------------------------------
 
-    def read(self, limit: int | None, offset: int, matches: Matcher | None) -> list[Record]:
-        """The newest record of each id that matches, newest first."""
+    def read(
+        self, limit: int | None, offset: int, matches: Matcher | None
+    ) -> Generator[Record, None, None]:
+        """The newest record of each id that matches, newest first, all of one snapshot.
+
+        The file stays open until the iterator is at its end, or is closed.
+        """
         if limit is not None and limit <= 0:
-            return []
-        if matches is None and limit is not None and limit + offset <= COLD_PAGE_RECORDS:
-            with self._index_lock:
-                cold = self._index.is_cold
-            if cold:
-                return self._read_from_end(limit, offset)
-        return self._consistently(list, limit, offset, matches)
+            return
+        generation, process = self._file.generation(), os.getpid()
+        try:
+            fd = files.open_file(self._file.path, READ)
+        except FileNotFoundError:
+            return
+        try:
+            yield from self._read(fd, generation, limit, offset, matches)
+        finally:
+            if os.getpid() == process:  # the fork hook has closed it in a child
+                files.close(fd)
+
+    def _read(
+        self, fd: int, generation: int, limit: int | None, offset: int, matches: Matcher | None
+    ) -> Iterator[Record]:
+        if self._begins_cold(fd, generation, limit, offset):
+            return _page(self._newest_cold(fd, generation), limit, offset, matches)
+        if matches is not None:
+            return _page(self._newest_by_index(fd, generation), limit, offset, matches)
+        return _page(self._newest_by_index(fd, generation, skip=offset), limit, 0, None)
+
+    def _begins_cold(self, fd: int, generation: int, limit: int | None, offset: int) -> bool:
+        if limit is not None and limit + offset <= PAGE_RECORDS:
+            return True
+        if offset >= COLD_LINES:
+            return False
+        with self._index_at_once(fd, generation) as index:
+            return index is None
+
+    def _newest_cold(self, fd: int, generation: int) -> Iterator[Record]:
+        newest = NewestRecords(fd, COLD_LINES)
+        yield from newest
+        if not newest.all_seen:
+            yield from self._newest_by_index(fd, generation, before=newest.position)
+
+    def _newest_by_index(
+        self, fd: int, generation: int, *, skip: int = 0, before: int | None = None
+    ) -> Iterator[Record]:
+        for tries in range(_TRIES + 1):
+            with self._whole_index(fd, generation) as index:
+                spans = index.newest_first(skip)
+            for span in spans:
+                if before is not None and span[0] >= before:
+                    continue
+                record = record_at(fd, span)
+                if record is not None:
+                    skip, before = 0, span[0]
+                    yield record
+                elif tries < _TRIES:
+                    self.clear()  # and go on from here with a new one
+                    break
+            else:
+                return
 
     def count(self, matches: Matcher | None) -> int:
         """How many ids have a newest record that matches."""
         if matches is not None:
-            return self._consistently(lambda found: sum(1 for _ in found), None, 0, matches)
+            return sum(1 for _ in self.read(None, 0, matches))
         generation = self._file.generation()
         try:
-            with self._file.opened(READ) as fd, self._index_lock:
-                self._index.refresh(fd, generation)
-                return len(self._index)
+            with self._file.opened(READ) as fd, self._whole_index(fd, generation) as index:
+                return len(index)
         except FileNotFoundError:
             return 0
 
@@ -98,87 +183,33 @@ class Reader:
         for _ in range(_TRIES):
             generation = self._file.generation()
             try:
-                with self._file.opened(READ) as fd, self._index_lock:
-                    self._index.refresh(fd, generation)
-                    span = self._index.span(fd, task_id)
+                with self._file.opened(READ) as fd, self._for_finding(fd, generation) as index:
+                    if index is None:
+                        record_bytes, searched = find_newest(fd, task_id)
+                        self._searched += searched
+                        return record_bytes
+                    span = index.span(fd, task_id)
                     if span is None:
                         return None
                     record = record_at(fd, span)
                     if record is not None and record[0] == task_id:
                         return record[1]
-                    self._index.clear()
+                    index.clear()
             except FileNotFoundError:
                 return None
         return None
 
-    def _read_from_end(self, limit: int, offset: int) -> list[Record]:
-        found: dict[str, bytes] = {}
-        try:
-            with self._file.opened(READ) as fd:
-                tail = dead_tasks_file.find_tail(fd)
-                for start, end in dead_tasks_file.lines_backwards(fd, tail.end):
-                    record = _record_between(fd, start, end)
-                    if record is not None:
-                        found.setdefault(*record)
-                    if len(found) == limit + offset:
-                        break
-        except FileNotFoundError:
-            pass
-        return list(found.items())[offset:]
-
-    def _consistently(
-        self,
-        gather: Callable[[Iterator[Record]], T],
-        limit: int | None,
-        offset: int,
-        matches: Matcher | None,
-    ) -> T:
-        """Gather records; again, with a new index, if one is not where the index says."""
-        tries = 0
-        while True:
-            generation = self._file.generation()
-            try:
-                with self._file.opened(READ) as fd:
-                    found = self._records(fd, generation, limit, offset, matches, tries < _TRIES)
-                    return gather(found)
-            except FileNotFoundError:
-                return gather(iter(()))
-            except _MovedError:
-                tries += 1
-                self.clear()
-
-    def _records(
-        self,
-        fd: int,
-        generation: int,
-        limit: int | None,
-        offset: int,
-        matches: Matcher | None,
-        strict: bool,
-    ) -> Iterator[Record]:
-        with self._index_lock:
-            self._index.refresh(fd, generation)
-            if matches is None:
-                spans = self._index.newest_first(offset, limit)
-                offset = 0
-            else:
-                spans = self._index.newest_first()
-        given = 0
-        for span in spans:
-            record = record_at(fd, span)
-            if record is None:
-                if strict:
-                    raise _MovedError
-                continue
-            if matches is not None and not matches(record[1]):
-                continue
-            if offset:
-                offset -= 1
-                continue
-            yield record
-            given += 1
-            if given == limit:
+    @contextmanager
+    def _for_finding(self, fd: int, generation: int) -> Iterator[Index | None]:
+        if self._searched >= SEARCHES * os.fstat(fd).st_size:
+            with self._whole_index(fd, generation) as index:
+                yield index
+            return
+        with self._index_at_once(fd, generation) as at_once:
+            if at_once is not None:
+                yield at_once
                 return
+        yield None
 
     # -- reports -------------------------------------------------------------------------------
 
@@ -187,70 +218,26 @@ class Reader:
         generation = self._file.generation()
         path = self._file.path
         try:
-            with self._file.opened(READ) as fd, self._index_lock:
-                self._index.refresh(fd, generation)
-                flaws = self._index.flaws
+            with self._file.opened(READ) as fd, self._whole_index(fd, generation) as index:
+                sentences = index.flaws.sentences()
         except FileNotFoundError:
             return []
         except OSError as error:
             return [f"{path} cannot be read: {error}"]
-        return [f"{path}: {sentence}" for sentence in flaws.sentences()]
-
-    def verify(self) -> list[Finding]:
-        """What a read-through of the whole file finds wrong."""
-        try:
-            with self._file.opened(READ) as fd:
-                found = self._findings(fd)
-                for _ in range(_TRIES):
-                    # Believed when seen twice: an add may have been at work on the last line.
-                    again = self._findings(fd) if found else found
-                    if again == found:
-                        break
-                    found = again
-                return found
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            return [self._finding("unreadable", None, str(error))]
-
-    def _findings(self, fd: int) -> list[Finding]:
-        size = os.fstat(fd).st_size
-        scanner = Scanner(newline_in_front=False)
-        for offset, length, body in scanner.read(fd, size):
-            if dead_tasks_file.id_of(body) is None:
-                scanner.note_damage(Damage(offset, length, "a record that is no dead task's"))
-        found = [
-            self._finding("damage", damage.offset, f"{damage.length:,} bytes: {damage.reason}")
-            for damage in scanner.damage
-        ]
-        further = scanner.damaged - len(scanner.damage)
-        if further:
-            found.append(self._finding("damage", None, f"{further:,} more bad places"))
-        if scanner.torn_in_all:
-            found.append(self._finding("torn", scanner.offset, "an unfinished write at the end"))
-        return found
-
-    def _finding(self, kind: str, offset: int | None, detail: str) -> Finding:
-        return Finding(file=self._file.path, offset=offset, kind=kind, detail=detail)
+        return [f"{path}: {sentence}" for sentence in sentences]
 
 
-def record_at(fd: int, span: Span) -> Record | None:
-    """The record of a line, or ``None`` if there is no such record there (any more)."""
-    offset, length = span
-    line = files.read_at(fd, length, offset)
-    if len(line) != length or not records.is_valid(line):
-        return None
-    task_id = dead_tasks_file.id_of(line[records.CRC_BYTES :][:HEAD_BYTES])
-    if task_id is None:
-        return None
-    start = records.CRC_BYTES + len(dead_tasks_file.beginning(task_id))
-    return task_id.decode("ascii"), line[start:]
-
-
-def _record_between(fd: int, start: int, end: int) -> Record | None:
-    """As :func:`record_at`, for a line that nobody has looked at: it may be of any length."""
-    if start == end:
-        return None
-    if end - start > CHUNK_BYTES and not dead_tasks_file.is_valid_at(fd, start, end):
-        return None
-    return record_at(fd, (start, end - start))
+def _page(
+    records: Iterable[Record], limit: int | None, offset: int, matches: Matcher | None
+) -> Iterator[Record]:
+    given = 0
+    for record in records:
+        if matches is not None and not matches(record[1]):
+            continue
+        if offset:
+            offset -= 1
+            continue
+        yield record
+        given += 1
+        if given == limit:
+            return

@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Iterable, Iterator
+from array import array
+from collections.abc import Callable, Iterator
 
 from deferred_django.backends.disk import files
 from deferred_django.backends.disk.dead_tasks_file import DeadTasksFile, find_tail
-from deferred_django.backends.disk.dead_tasks_index import Span
+from deferred_django.backends.disk.dead_tasks_index import Replacement
+from deferred_django.backends.disk.dead_tasks_located import Located
 from deferred_django.backends.disk.dead_tasks_lock import FileLock
 
 BLOCK_BYTES = 1024 * 1024
@@ -37,15 +39,20 @@ class Removal:
         lock: FileLock,
         source: int,
         snapshot: int,
-        doomed: Iterable[Span],
+        doomed: Located,
     ) -> None:
         self._file = file
         self._lock = lock
         self._source = source
         self._snapshot = snapshot
+        self._starts = doomed.offsets
         # A line's newline goes with it; one that came after the snapshot stays, as a blank line.
-        self._doomed = sorted(
-            (offset, min(offset + length + 1, snapshot)) for offset, length in doomed
+        self._ends = array(
+            "Q",
+            (
+                min(offset + length + 1, snapshot)
+                for offset, length in zip(doomed.offsets, doomed.lengths, strict=True)
+            ),
         )
         self._copied = 0
         self._unsynced = 0
@@ -59,14 +66,14 @@ class Removal:
         ``progress`` is told how many of the records to remove were passed.
         """
         self._temp = self._create()
-        total = len(self._doomed)
+        total = len(self._starts)
         for block, passed in self._kept_blocks():
             self._write(block)
             if progress is not None:
                 progress(passed, total)
         files.fsync(self._temp)
 
-    def replace(self) -> None:
+    def replace(self) -> Replacement:
         """Copy what was appended meanwhile and put the copy in the file's place, durably."""
         assert self._temp is not None
         for _ in range(CATCH_UPS):
@@ -81,10 +88,13 @@ class Removal:
             self._check()
             self._copy_to(os.fstat(self._source).st_size)
             files.fsync(self._temp)
+            before = self._file.identity(self._source, lock_fd)
             self._file.begin_renaming(lock_fd)
             files.rename(self._temp_path, self._file.target)
             self._replaced = True
             self._file.make_names_durable(lock_fd)
+            after = self._file.identity(self._temp, lock_fd)
+        return Replacement(before, after, self._starts, self._ends)
 
     def close(self) -> None:
         """Remove the temp file, unless it was put in place."""
@@ -127,7 +137,7 @@ class Removal:
     def _kept_blocks(self) -> Iterator[tuple[bytes, int]]:
         """The snapshot without the doomed records, and how many of these were passed so far."""
         nothing = (self._snapshot, self._snapshot)
-        doomed = iter(self._doomed)
+        doomed = zip(self._starts, self._ends, strict=True)
         passed = 0
         start, end = next(doomed, nothing)
         position = kept_from = 0

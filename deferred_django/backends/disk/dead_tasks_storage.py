@@ -8,16 +8,18 @@ the next; a removal is all or nothing. Readers take no lock and hold up nobody.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 
 from deferred_django.backends.base import Finding, Progress
-from deferred_django.backends.disk import dead_tasks_file, descriptors
+from deferred_django.backends.disk import dead_tasks_file, dead_tasks_verify, descriptors
 from deferred_django.backends.disk.dead_tasks_append import Appender
+from deferred_django.backends.disk.dead_tasks_cold import Matcher, Record, record_at
 from deferred_django.backends.disk.dead_tasks_file import CHANGE, DeadTasksFile
-from deferred_django.backends.disk.dead_tasks_index import Span
+from deferred_django.backends.disk.dead_tasks_index import Replacement
+from deferred_django.backends.disk.dead_tasks_located import Located
 from deferred_django.backends.disk.dead_tasks_lock import FileLock
-from deferred_django.backends.disk.dead_tasks_reader import Matcher, Reader, Record, record_at
+from deferred_django.backends.disk.dead_tasks_reader import Reader
 from deferred_django.backends.disk.dead_tasks_removal import Removal
 
 LOCK_TIMEOUT_SECONDS = 2.0
@@ -97,14 +99,14 @@ class DeadTasksStorage:
         places: handed over at least once. That error says so, and is no ``DeadTasksLockTimeout``.
         """
 
-        def hand_over(found: dict[str, list[Span]], source: int) -> None:
-            for done, (task_id, spans) in enumerate(found.items(), start=1):
-                record = record_at(source, spans[-1])
+        def hand_over(found: Located, source: int) -> None:
+            for done, (task_id, span) in enumerate(found.newest_spans(), start=1):
+                record = record_at(source, span)
                 if record is None or record[0] != task_id:
                     raise OSError(errno.EIO, f"record of {task_id} is damaged", self._file.path)
                 handover(*record)
                 if progress is not None:
-                    progress(done, len(found))
+                    progress(done, len(found.ids))
             make_durable()
 
         return self._take_out(ids, hand_over, None)
@@ -112,28 +114,30 @@ class DeadTasksStorage:
     def _take_out(
         self,
         ids: Iterable[str],
-        hand_over: Callable[[dict[str, list[Span]], int], None] | None,
+        hand_over: Callable[[Located, int], None] | None,
         progress: Progress | None,
     ) -> list[str]:
-        wanted = list(dict.fromkeys(ids))
-        if not wanted or not self._reader.any_there(wanted):
+        wanted: dict[str, int] = {}
+        for task_id in ids:
+            wanted.setdefault(task_id, len(wanted))
+        if not wanted or not self._reader.may_have(wanted):
             return []
         with self._removal_lock.hold(), self._file.opened(CHANGE) as source:
             with self._lock.hold():
                 snapshot = dead_tasks_file.find_tail(source).end
-            found = self._reader.spans_below(source, wanted, snapshot)
-            if not found:
+            found = self._reader.locate(source, wanted, snapshot)
+            if not found.ids:
                 return []
-            doomed = (span for spans in found.values() for span in spans)
-            with closing(Removal(self._file, self._lock, source, snapshot, doomed)) as removal:
+            with closing(Removal(self._file, self._lock, source, snapshot, found)) as removal:
                 # The long copy comes first: if there is no room for it, nothing is handed over.
                 removal.copy(progress)
                 if hand_over is None:
-                    removal.replace()
+                    replacement = removal.replace()
                 else:
                     hand_over(found, source)
-                    _replace_after_handover(removal)
-        return list(found)
+                    replacement = _replace_after_handover(removal)
+            self._reader.replaced(replacement)
+        return found.ids
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -143,6 +147,15 @@ class DeadTasksStorage:
         """The newest record of each id, newest first; ``matches`` chooses by the record's bytes.
 
         Damaged bytes are skipped; :meth:`problems` counts them.
+        """
+        return list(self._reader.read(limit, offset, matches))
+
+    def iterate(
+        self, *, limit: int | None = None, offset: int = 0, matches: Matcher | None = None
+    ) -> Generator[Record, None, None]:
+        """As :meth:`read`, one by one, of one snapshot: in bounded memory, however many there are.
+
+        The file stays open until the iterator is at its end or closed; that holds up nobody.
         """
         return self._reader.read(limit, offset, matches)
 
@@ -160,12 +173,12 @@ class DeadTasksStorage:
 
     def verify(self) -> list[Finding]:
         """Read the whole file through and report what is not as it was written; change nothing."""
-        return self._reader.verify()
+        return dead_tasks_verify.verify(self._file)
 
 
-def _replace_after_handover(removal: Removal) -> None:
+def _replace_after_handover(removal: Removal) -> Replacement:
     try:
-        removal.replace()
+        return removal.replace()
     except OSError as error:
         message = f"the tasks were handed over, but their records stay: {error.strerror}"
         raise OSError(error.errno, message, error.filename) from error

@@ -124,11 +124,18 @@ class Scanner:
                     self._pass_by(b"".join(parts))
                     parts, held = [], 0
                 continue
-            parts.append(chunk[:cut])
-            block = b"".join(parts)
+            if self._newline_in_front:
+                parts.append(chunk[:cut])
+                yield from self._lines(b"".join(parts))
+            else:
+                first = chunk.find(b"\n")
+                parts.append(chunk[:first])
+                line = b"".join(parts)
+                yield from self._records(line, 0, len(line))
+                if first < cut:
+                    yield from self._records(chunk, first + 1, cut)
             parts = [chunk[cut + 1 :]]
             held = len(parts[0])
-            yield from self._lines(block)
         tail = b"".join(parts)
         if self._long is not None:
             self._pass_by(tail)
@@ -173,6 +180,22 @@ class Scanner:
             else:
                 self._bad_line(start, line)
             self.offset = start + len(line) + 1
+
+    def _records(self, block: bytes, start: int, stop: int) -> Iterator[tuple[int, int, bytes]]:
+        # As _lines, where each bad line stands for itself; for lines of 1 kB in half the time.
+        find, base = block.find, self.offset - start
+        while start <= stop:
+            end = find(b"\n", start, stop)
+            if end < 0:
+                end = stop
+            body_start = start + CRC_BYTES
+            body = block[body_start:end]
+            if block[start:body_start] == b"%08x:" % crc32(body) and self._long is None:
+                self.offset = base + end + 1
+                yield base + start, end - start, body
+            else:
+                yield from self._lines(block[start:end])
+            start = end + 1
 
     def _good_line(self, line: bytes) -> int:
         if self._bad is not None:
