@@ -9,6 +9,7 @@
 #   make torture                     processes killed under load, the books checked; about 2 minutes
 #   make torture SECONDS=300         the same for longer; ARGS='--seed 7' repeats one by its seed
 #   make crash                       every disk that a power cut may leave, opened and checked
+#   make schedules                   two and three processes in every order; about 8 minutes
 #   make bench                       what the disk backend does per second, beside its floor
 #   make clean                       remove what these targets made
 
@@ -27,7 +28,7 @@ PIP = $(VENV)/bin/python -m pip --disable-pip-version-check
 # The stamp's name holds what was asked for, so that another Django is another installation.
 STAMP = $(VENV)/.installed-$(shell printf '%s' '$(DJANGO)' | cksum | cut -d' ' -f1)
 
-.PHONY: test demo lint torture crash bench clean venv
+.PHONY: test demo lint torture crash schedules bench clean venv
 .DEFAULT_GOAL := test
 
 test: $(STAMP)
@@ -48,6 +49,9 @@ torture: $(STAMP)
 
 crash: $(STAMP)
 	$(VENV)/bin/python -m tests.crash $(ARGS)
+
+schedules: $(STAMP)
+	$(VENV)/bin/python -m tests.schedules $(ARGS)
 
 bench: $(STAMP)
 	$(VENV)/bin/python -m benchmarks.store $(ARGS)
