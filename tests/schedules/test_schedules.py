@@ -37,7 +37,8 @@ def python(*arguments: str) -> str:
 
 
 def test_a_sample_of_the_schedules() -> None:
-    output = python("-m", "tests.schedules", "--sample", "--seconds", "8", "--quiet")
+    """By a fixed seed: ``make schedules`` takes another each time."""
+    output = python("-m", "tests.schedules", "--sample", "--seconds", "8", "--seed", "3", "--quiet")
     assert output.endswith("violations: 0\n")
 
 
