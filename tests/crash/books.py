@@ -40,7 +40,7 @@ class Books:
     together: tuple[frozenset[str], ...] = ()
     """Ids whose dead records are removed by one call: all of them are there, or none."""
     repeated: frozenset[str] = frozenset()
-    """Ids that may be pending twice, with the same bytes: at least once is what is promised."""
+    """Ids that may be pending in two segments for the moment."""
 
     def complaints(
         self, log: Mapping[str, list[Pending]], dead: Mapping[str, bytes]
@@ -49,12 +49,14 @@ class Books:
         for task_id in sorted({*log, *dead, *self.outcomes}):
             allowed = self.outcomes.get(task_id, frozenset((NOWHERE,)))
             pending = log.get(task_id, [])
-            if len(pending) > 1 and (task_id not in self.repeated or len(set(pending)) > 1):
+            if len(pending) > 1 and task_id not in self.repeated:
                 yield f"{task_id} is pending {len(pending)} times: {pending}"
-            found = Outcome(pending[-1] if pending else None, dead.get(task_id))
-            if not any(_fits(found, outcome) for outcome in allowed):
-                right = " or ".join(sorted(map(describe, allowed)))
-                yield f"{task_id} is {describe(found)}; right were: {right}"
+            states: list[Pending | None] = [*pending]
+            for state in states or [None]:
+                found = Outcome(state, dead.get(task_id))
+                if not any(_fits(found, outcome) for outcome in allowed):
+                    right = " or ".join(sorted(map(describe, allowed)))
+                    yield f"{task_id} is {describe(found)}; right were: {right}"
         for ids in self.together:
             there = sorted(ids & dead.keys())
             if there and len(there) < len(ids):
@@ -136,6 +138,6 @@ class Bookkeeper:
         self._changed(self.page())
 
     def may_be_repeated(self, *ids: str) -> None:
-        """These may be pending in two segments."""
-        self._repeated |= frozenset(ids)
+        """From now on these may be pending in two segments, and no others."""
+        self._repeated = frozenset(ids)
         self._changed(self.page())

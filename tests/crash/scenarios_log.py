@@ -181,6 +181,7 @@ def rescue(stage: Stage) -> None:
     stage.books.may_be_repeated("new", "newer")
     stage.recorder.fail_next_fsync()
     stage.sync(log)
+    stage.books.may_be_repeated()
     stage.enqueue(log, "newest")
     stage.sync(log)
 
@@ -207,6 +208,7 @@ def retry_on_a_failing_disk(stage: Stage) -> None:
     stage.books.may_be_repeated("a")
     stage.recorder.fail_next_fsync()
     stage.sync(worker)
+    stage.books.may_be_repeated()
 
 
 # -- what another process does after a death ----------------------------------------------------
@@ -253,6 +255,7 @@ SCENARIOS: tuple[Playable, ...] = (
     Scenario("log: fsync fails, durable at once", two_tasks, enqueue_on_a_failing_disk),
     Scenario("log: fsync fails, timer", two_tasks, rescue),
     Scenario("log: fsync fails, worker", two_tasks, work_on_a_failing_disk),
+    Scenario("log: fsync fails, retry", two_tasks, retry_on_a_failing_disk),
     *(
         Killed(f"{base.name}; killed, {then.__name__}", base.prepare, base.act, then)
         for base in _BASE

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
 
-from deferred_django.backends.disk import files
+from deferred_django.backends.disk import descriptors, files
 from tests.disk import support
 
 
@@ -50,6 +51,38 @@ def test_a_worker_makes_the_name_of_a_segment_durable(tmp_path: Path, fsynced: l
     support.finish(worker, support.claim_one(worker, "b"))
     worker.sync()
     assert fsynced == [str(tmp_path)]
+    worker.close()
+
+
+def test_what_was_written_anew_is_durably_removed_from_the_failed_segment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bytes may be on the disk in spite of the failed fsync, with an older attempt besides."""
+    storage = support.open_storage(tmp_path)
+    support.add(storage, b"first", task_id="a")
+    storage.close()
+    [old] = support.segments(tmp_path)
+    worker = support.open_storage(tmp_path)
+    entry = support.claim_one(worker, "a")
+    worker.reschedule(entry, b"second", support.PAST)
+    fsynced: list[tuple[str, bytes]] = []
+    real = files.fsync
+
+    def fsync(fd: int) -> None:
+        path = Path(descriptors.paths[fd])
+        fsynced.append((path.name, path.read_bytes()))
+        real(fd)
+
+    monkeypatch.setattr(files, "fsync", fsync)
+    support.fail_once(monkeypatch, "fsync", OSError(errno.EIO, "injected"))
+    worker.sync()
+    last = [content for name, content in fsynced if name == old.name][-1]
+    bodies = [line[9:] for line in last.split(b"\n")]
+    nonces = {body.split(b":")[2] for body in bodies if body.startswith(b"add:")}
+    removed = {body.split(b":")[2] for body in bodies if body.startswith(b"rem:")}
+    assert len(nonces) == 2
+    assert removed == nonces
+    assert [data for _, _, data in worker.survey_with_payloads()] == [b"second"]
     worker.close()
 
 

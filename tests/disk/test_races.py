@@ -455,7 +455,7 @@ def test_a_rescue_whose_own_fsync_fails_is_tried_again(
     producer, worker = opener(fsync_frequency=600), opener()
     add(producer, b"1")
     real = files.fsync
-    left = [1, 1, 1]
+    left = [1] * 4  # the file's, the copy's, that of the copy's withdrawal; again the copy's
 
     def fail(fd: int) -> None:
         if left:

@@ -3,7 +3,8 @@
 After a failed fsync the kernel may drop the pages and report success the next time, so the file
 cannot be trusted with them again. Each task is claimed first (gone: it has run; claimed elsewhere:
 it runs now, and is looked at again later), written to another segment, and only when it is durable
-there is it removed from the old one, so that it still runs once.
+there is it removed from the old one, so that it still runs once. The removal is fsynced too, as far
+as the disk still does that: after a power cut the old file may show what was thought lost.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from deferred_django.backends.disk import files, log_records
 from deferred_django.backends.disk.scanner import Scanner
@@ -34,8 +36,9 @@ class Rescue:
         self._segment = segment
         self._batch = batch
         self._owned = owned
-        self._unremoved: list[Entry] = []
-        """Claimed until their ``rem`` can be written: they wait in another segment."""
+        self._unremoved: list[tuple[Entry, set[str]]] = []
+        """Claimed until their ``rem`` can be written: they wait in another segment. With the nonces
+        of all adds of the id: if the newest was lost, an older one would count again."""
 
     @property
     def name(self) -> str:
@@ -63,11 +66,11 @@ class Rescue:
         After an ``OSError`` the call can be repeated.
         """
         segment = self._segment
-        for entry in list(self._unremoved):
-            if _remove(segment, entry):
-                self._unremoved.remove(entry)
+        for entry, nonces in list(self._unremoved):
+            if _remove(segment, entry, nonces):
+                self._unremoved.remove((entry, nonces))
                 _unlock(segment, entry)
-        with _claimed(segment, self._batch) as (held, lost, running, locked):
+        with _claimed(segment, self._batch) as (held, lost, running, locked, written):
             if not self._owned and not files.is_at_path(segment.fd, segment.path):
                 held, lost, running = [], [], []  # a compaction made what it copied durable
             there = _adds_at_path(segment) if self._owned else set()
@@ -77,9 +80,12 @@ class Rescue:
             moved, error = write_anew(batch)
             moved |= kept
             for added, entry in held:
-                if added in moved and not _remove(segment, entry):
+                nonces = written[entry.id]
+                if added in moved and not _remove(segment, entry, nonces):
                     locked.remove(entry)
-                    self._unremoved.append(entry)
+                    self._unremoved.append((entry, nonces))
+            if held:
+                _fsync_removals(segment)
             self._batch = running + [added for added in batch if added not in moved]
         if error is not None:
             raise error
@@ -157,21 +163,34 @@ class Rescues:
 
 def withdraw(segment: Segment, batch: list[bytes]) -> set[bytes]:
     """Remove adds again, except those that somebody runs already; return what is not there."""
-    with _claimed(segment, batch) as (held, lost, _, _):
-        return {*lost, *(added for added, entry in held if _remove(segment, entry))}
+    with _claimed(segment, batch) as (held, lost, _, _, _):
+        removed = [added for added, entry in held if _remove(segment, entry, {entry.nonce})]
+        if removed:
+            _fsync_removals(segment)
+        return {*lost, *removed}
+
+
+class _Claimed(NamedTuple):
+    """What became of the adds of a batch."""
+
+    held: list[tuple[bytes, Entry]]
+    lost: list[bytes]
+    """Those whose bytes the file does not show any more."""
+    running: list[bytes]
+    """Claimed elsewhere."""
+    locked: list[Entry]
+    """To be unlocked at the end."""
+    written: dict[str, set[str]]
+    """The nonces of all adds in the file, by their ids."""
 
 
 @contextlib.contextmanager
-def _claimed(
-    segment: Segment, batch: list[bytes]
-) -> Iterator[tuple[list[tuple[bytes, Entry]], list[bytes], list[bytes], list[Entry]]]:
-    """Claim the adds of ``batch``: yield (claimed with their entries, lost, claimed elsewhere,
-    what is to be unlocked at the end).
-
-    *Lost* are those whose bytes the file does not show any more.
-    """
+def _claimed(segment: Segment, batch: list[bytes]) -> Iterator[_Claimed]:
+    """Claim the adds of ``batch``."""
     segment.read_on()
-    written = _adds_in(segment)
+    written: dict[str, set[str]] = {}
+    for task_id, nonce in _adds_in(segment):
+        written.setdefault(task_id, set()).add(nonce)
     held: list[tuple[bytes, Entry]] = []
     lost: list[bytes] = []
     running: list[bytes] = []
@@ -181,7 +200,7 @@ def _claimed(
             task_id, nonce = log_records.names_in_add(added)
             entry = segment.tasks.get(task_id)
             if entry is None or entry.nonce != nonce:
-                if (task_id, nonce) not in written:
+                if nonce not in written.get(task_id, ()):
                     lost.append(added)
             elif files.try_lock(segment.fd, entry.offset, entry.length):
                 locked.append(entry)
@@ -189,7 +208,8 @@ def _claimed(
             else:
                 running.append(added)
         segment.read_on()  # what was finished until the locks were had
-        yield [(added, entry) for added, entry in held if not entry.gone], lost, running, locked
+        held = [(added, entry) for added, entry in held if not entry.gone]
+        yield _Claimed(held, lost, running, locked, written)
     finally:
         for entry in locked:
             _unlock(segment, entry)
@@ -220,13 +240,20 @@ def _adds_in(segment: Segment) -> set[tuple[str, str]]:
     return written
 
 
-def _remove(segment: Segment, entry: Entry) -> bool:
+def _remove(segment: Segment, entry: Entry, nonces: set[str]) -> bool:
+    removals = [log_records.rem(entry.id, nonce) for nonce in sorted(nonces)]
     try:
-        files.append_record(segment.fd, log_records.rem(entry.id, entry.nonce))
+        files.append_record(segment.fd, b"".join(removals))
     except OSError as error:
         logger.error("%s: task %s cannot be removed: %s", segment.path, entry.id, error)
         return False
     return True
+
+
+def _fsync_removals(segment: Segment) -> None:
+    # On a disk that fails again it is at least once, after a power cut.
+    with contextlib.suppress(OSError):
+        files.fsync(segment.fd)
 
 
 def _unlock(segment: Segment, entry: Entry) -> None:
