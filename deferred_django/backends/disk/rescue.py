@@ -84,7 +84,7 @@ class Rescue:
                 if added in moved and not _remove(segment, entry, nonces):
                     locked.remove(entry)
                     self._unremoved.append((entry, nonces))
-            if held:
+            if any(added in moved for added, _ in held):
                 _fsync_removals(segment)
             self._batch = running + [added for added in batch if added not in moved]
         if error is not None:
