@@ -97,6 +97,9 @@ FORBIDDEN = (
 MODULES = ("tests.values", "enum", "builtins", "os")
 """What may be imported here: the import of any other is refused, as if it were not installed."""
 
+# Whatever is loaded later has been loaded by a context.
+for _name in MODULES:
+    importlib.import_module(_name)
 with contextlib.suppress(ZoneInfoNotFoundError):
     ZoneInfo("No/Where")  # the first miss of a process imports what it looks with
 

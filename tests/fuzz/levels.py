@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from deferred_django.backends.disk import dead_tasks_cold, dead_tasks_file, scan
 from deferred_django.backends.disk.dead_tasks_storage import DeadTasksStorage
 from deferred_django.backends.disk.scanner import Scanner
 from deferred_django.backends.disk.segment import Segment
-from tests.fuzz import reference
+from tests.fuzz import mutations, reference
 
 SMALL_CHUNK = 64
 SMALL_LIMIT = 2000
@@ -75,6 +76,11 @@ class LogLevel:
 
     def _segment(self) -> Segment:
         return Segment("segment", "segment", self._fd, writable=True)
+
+    def attempt(self, content: bytes, chance: random.Random) -> None:
+        """Check ``content``, in a way that ``chance`` chooses."""
+        cuts = mutations.places_to_stop(content, chance)
+        self.check(content, cuts, small=chance.random() < 0.5)
 
     def check(self, content: bytes, cuts: Sequence[int] = (), *, small: bool = False) -> None:
         """Read ``content`` at once, and again while it grows to each of ``cuts`` and its end."""
@@ -158,6 +164,10 @@ class DeadLevel:
 
     def _store(self) -> DeadTasksStorage:
         return DeadTasksStorage(str(self._directory), "d-")
+
+    def attempt(self, content: bytes, chance: random.Random) -> None:
+        """Check ``content``, in a way that ``chance`` chooses."""
+        self.check(content, small=chance.random() < 0.5, change=chance.random() < 0.5)
 
     def check(self, content: bytes, *, small: bool = False, change: bool = True) -> None:
         """Read ``content`` in every way; then add to it and remove from it."""

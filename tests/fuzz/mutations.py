@@ -141,6 +141,15 @@ def insert_zeros(data: bytearray, chance: random.Random, make: Maker) -> None:
     data[place:place] = bytes(chance.choice((1, 2, 9, 100, 700)))
 
 
+def zeros_behind_a_line(data: bytearray, chance: random.Random, make: Maker) -> None:
+    """As a full disk and then a power cut leave it: the newline was not taken."""
+    newline = data.find(b"\n", _place(data, chance))
+    if newline >= 0:
+        data[newline:newline] = bytes(chance.choice((1, 2, 30, 600)))
+        if chance.random() < 0.3:
+            del data[newline + 1 + data[newline:].find(b"\n") :]
+
+
 def overwrite_with_zeros(data: bytearray, chance: random.Random, make: Maker) -> None:
     span = _span(data, chance)
     data[span] = bytes(span.stop - span.start)
@@ -222,6 +231,8 @@ MUTATIONS: Sequence[Mutation] = (
     cut_front,
     delete,
     insert_zeros,
+    zeros_behind_a_line,
+    zeros_behind_a_line,
     overwrite_with_zeros,
     cut_and_grow_with_zeros,
     double,
@@ -248,3 +259,15 @@ def mutate(seed: bytes, chance: random.Random, make: Maker) -> bytes:
     for _ in range(chance.choice((0, 1, 1, 2, 3, 6))):
         chance.choice(MUTATIONS)(data, chance, make)
     return bytes(data)
+
+
+def places_to_stop(content: bytes, chance: random.Random) -> list[int]:
+    """Up to three lengths that the file may have when it is read: often where something ends."""
+    places = []
+    for _ in range(chance.randint(0, 3)):
+        place = chance.randint(0, len(content))
+        mark = content.find(chance.choice((b"\n", b"\0")), place)
+        if mark >= 0 and chance.random() < 0.5:
+            place = min(len(content), mark + chance.choice((0, 0, 1, 2)))
+        places.append(place)
+    return places

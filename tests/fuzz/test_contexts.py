@@ -16,7 +16,7 @@ from deferred_django.nesting import MAX_LEVELS, is_too_deep
 from tests.fuzz import contexts
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.randoms(use_true_random=False))
 def test_any_context(chance: random.Random) -> None:
     contexts.check(contexts.mutated(chance))

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from tests.fuzz import mutations
 from tests.fuzz.levels import DeadLevel, LogLevel, quiet
+from tests.fuzz.material import Material
+from tests.fuzz.stores import StoreLevel
 
 CHANCE = st.randoms(use_true_random=False)
 
@@ -31,12 +33,11 @@ def log_level() -> Iterator[LogLevel]:
 
 
 def test_any_bytes_in_a_segment(log_level: LogLevel) -> None:
-    @settings(max_examples=300)
-    @given(CHANCE, st.booleans())
-    def check(chance: random.Random, small: bool) -> None:
+    @settings(max_examples=200)
+    @given(CHANCE)
+    def check(chance: random.Random) -> None:
         content = mutations.mutate(b"", chance, mutations.log_record)
-        cuts = [chance.randint(0, len(content)) for _ in range(chance.randint(0, 3))]
-        log_level.check(content, cuts, small=small)
+        log_level.attempt(content, chance)
 
     check()
 
@@ -55,10 +56,23 @@ def test_any_bytes_in_the_dead_tasks_file(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(os, "fsync", lambda fd: None)
     level = DeadLevel(tmp_path)
 
-    @settings(max_examples=100)
-    @given(CHANCE, st.booleans())
-    def check(chance: random.Random, small: bool) -> None:
+    @settings(max_examples=60)
+    @given(CHANCE)
+    def check(chance: random.Random) -> None:
         content = mutations.mutate(b"", chance, mutations.dead_record)
-        level.check(content, small=small)
+        level.attempt(content, chance)
+
+    check()
+
+
+def test_a_store_of_any_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+    (tmp_path / "real").mkdir()
+    level = StoreLevel(tmp_path / "store", Material(tmp_path / "real"))
+
+    @settings(max_examples=25)
+    @given(st.integers(0, 2**32))
+    def check(seed: int) -> None:
+        level.check(random.Random(seed))
 
     check()
