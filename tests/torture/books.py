@@ -158,7 +158,11 @@ class Books:
                 if disturbance.at > run.start:
                     patience += disturbance.at - stopped_at
                 stopped_at = None
-            elif disturbance.action in ("kill", "orphan") and disturbance.at >= run.start:
+            elif disturbance.action == "orphan":
+                # It ends by itself, soon, and may begin with something until then.
+                if run.end is None or disturbance.at <= run.end + patience:
+                    return max(disturbance.at, run.start)
+            elif disturbance.action == "kill" and disturbance.at >= run.start:
                 if stopped_at is not None:
                     patience += disturbance.at - stopped_at
                 if run.end is None or disturbance.at <= run.end + patience:

@@ -170,6 +170,8 @@ class Torture:
 
     def _kill(self, pid: int, role: str) -> None:
         actor = next((actor for actor in self.actors if actor.pid == pid), None)
+        if actor is not None and actor.command:
+            _hold_still(pid)  # a child that it makes between the look and the kill is an orphan too
         orphans = self._workers_of(pid) if actor is not None and actor.command else []
         for child in orphans:
             self.disturbances.append(Disturbance(time.monotonic(), child, "orphan", "orphan"))
@@ -247,6 +249,12 @@ class Torture:
             each = ", ".join(f"{role} {count}" for role, count in sorted(roles.items()))
             words.append(f"{action}s {sum(roles.values())} ({each})")
         return "; ".join(words)
+
+
+def _hold_still(pid: int) -> None:
+    kill_quietly(pid, signal.SIGSTOP)
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "TZ":
+        time.sleep(0.001)
 
 
 def sabotage(kinds: list[str], *, before: bool, kept: dict[str, Any]) -> None:

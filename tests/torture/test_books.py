@@ -63,6 +63,7 @@ DIED = (start(1), end(2, "die"))
         (books(*ONCE, start(30), end(31, "ok"),
                signals=(signal(2.1, "stop"), signal(25, "kill"))), "killed"),
         (books(start(1), start(4), end(5, "ok"), signals=(signal(3, "orphan"),)), "killed"),
+        (books(start(3.1), start(4), end(5, "ok"), signals=(signal(3, "orphan"),)), "killed"),
         (books(*DIED, start(6), end(7, "ok"), hands=(RETRYING,)), "revived"),
     ],
 )  # fmt: skip

@@ -7,9 +7,12 @@ import threading
 import time
 from collections import deque
 
-from deferred_django.backends.disk.dead_tasks_file import DeadTasksFile
+from deferred_django.backends.disk.dead_tasks_file import DeadTasksFile, DisturbedError
 from deferred_django.backends.disk.dead_tasks_lock import FileLock
 from deferred_django.exceptions import DeadTasksLockTimeout
+
+_TRIES = 5
+"""Times that lines are appended, if an operator's hands are at the files each time."""
 
 
 class _Waiting:
@@ -75,20 +78,31 @@ class Appender:
                 )
             self._changed.wait(left)
 
+    def _take(self, batch: list[_Waiting]) -> None:
+        with self._changed:
+            batch.extend(self._queue)
+            self._queue.clear()
+            for waiting in batch:
+                waiting.taken = True
+
     def _lead(self, own: _Waiting, deadline: float) -> None:
         batch: list[_Waiting] = []
         changed = self._changed
         try:
-            with self._lock.hold(max(0.0, deadline - time.monotonic())) as lock_fd:
-                with changed:
-                    batch.extend(self._queue)
-                    self._queue.clear()
-                    for waiting in batch:
-                        waiting.taken = True
-                outcome = self._file.append([waiting.line for waiting in batch], lock_fd)
-                for waiting, error in zip(batch, outcome, strict=True):
-                    waiting.error = error
-                    waiting.done = True
+            for attempt in range(_TRIES):
+                with self._lock.hold(max(0.0, deadline - time.monotonic())) as lock_fd:
+                    if not batch:
+                        self._take(batch)
+                    try:
+                        outcome = self._file.append([waiting.line for waiting in batch], lock_fd)
+                        break
+                    except DisturbedError:
+                        # Should they be there all the same: the newest record of an id counts.
+                        if attempt == _TRIES - 1:
+                            raise
+            for waiting, error in zip(batch, outcome, strict=True):
+                waiting.error = error
+                waiting.done = True
         except OSError as error:
             for waiting in batch:
                 waiting.error = _copy(error)

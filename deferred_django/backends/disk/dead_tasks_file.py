@@ -32,6 +32,7 @@ MAX_DEAD_RECORD_BYTES = 7 * MAX_RECORD_BYTES
 beginning_match = re.compile(b"%b:(%b):" % (KIND, ids.ID_PATTERN.pattern.encode())).match
 """Matches the body of a line, or its beginning, if it is a dead task's; group 1 is the id."""
 BACKWARD_BYTES = 64 * 1024
+MARK_BYTES = 64
 READ = os.O_RDONLY
 CHANGE = os.O_RDWR | os.O_APPEND
 
@@ -108,6 +109,10 @@ def find_tail(fd: int) -> Tail:
     return Tail(start, size, newline_missing=False)
 
 
+class DisturbedError(OSError):
+    """Another program removed, replaced or cut the file, or removed its lock file, in use."""
+
+
 class DeadTasksFile:
     """The file of one store. The methods that take ``lock_fd`` are for the holder of the lock."""
 
@@ -147,16 +152,21 @@ class DeadTasksFile:
     # -- names ---------------------------------------------------------------------------------
 
     def generation(self) -> int:
-        """A number that another file at the path, or records that went, leave changed."""
+        """A number that another file at the path, or records that went, leave changed.
+
+        Whoever removes the lock file, or puts back an older one, begins the count of its size anew:
+        the inode and the time of its last change tell these apart.
+        """
         try:
-            return os.stat(self.lock_path).st_size
+            status = os.stat(self.lock_path)
         except OSError:
             return 0
+        return _generation(status)
 
     def identity(self, fd: int, lock_fd: int) -> Identity:
         """What tells this file from all others; the holder of the lock knows it for certain."""
         info = os.fstat(fd)
-        return os.fstat(lock_fd).st_size, info.st_dev, info.st_ino
+        return _generation(os.fstat(lock_fd)), info.st_dev, info.st_ino
 
     def begin_renaming(self, lock_fd: int) -> None:
         """Say that the directory will hold a name that is not durable yet."""
@@ -193,27 +203,42 @@ class DeadTasksFile:
     def append(self, lines: Sequence[bytes], lock_fd: int) -> list[OSError | None]:
         """Append lines with one fsync; for each ``None`` if it is durable now, or its error.
 
-        Raises ``OSError`` if none was written.
+        Raises ``OSError`` if none was written, :class:`DisturbedError` if the file or the lock
+        file is another now, so that the lines may be gone: take the lock and append them again.
         """
         fd = self._open_to_append(lock_fd)
         try:
-            start = self._repair(fd)
+            start = self._repair(fd, lock_fd)
             newline_first = self._newline_first
             outcome: list[OSError | None] = []
+            mark: tuple[int, bytes] | None = None
             for line in lines:
+                at = os.fstat(fd).st_size
+                data = b"\n" + line if newline_first else line
                 try:
-                    newline_first = self._write(fd, line, newline_first=newline_first)
+                    newline_first = self._write(fd, data, at, lock_fd)
                     outcome.append(None)
+                    mark = mark or (at, data[: min(MARK_BYTES, len(data) - 1)])
                 except OSError as error:
                     newline_first = True
                     outcome.append(error)
-            if None in outcome:
+            if mark is not None:
                 self._sync(fd, start, lock_fd)
+                if not self._is_undisturbed(fd, mark, lock_fd):
+                    raise DisturbedError(errno.ESTALE, "was removed or cut in use", self.path)
             return outcome
         finally:
             files.close(fd)
 
-    def _repair(self, fd: int) -> int:
+    def _is_undisturbed(self, fd: int, mark: tuple[int, bytes], lock_fd: int) -> bool:
+        at, beginning = mark
+        return (
+            files.is_at_path(fd, self.path)
+            and files.is_at_path(lock_fd, self.lock_path)
+            and files.read_at(fd, len(beginning), at) == beginning
+        )
+
+    def _repair(self, fd: int, lock_fd: int) -> int:
         """Let the file end with a whole line; returns its size."""
         tail = find_tail(fd)
         if tail.size > tail.end:
@@ -228,19 +253,17 @@ class DeadTasksFile:
             files.fsync(fd)
         except OSError:
             self._newline_first = True
-            self._undo(fd, tail.end)
+            self._undo(fd, tail.end, lock_fd)
             raise
         return tail.end + 1
 
-    def _write(self, fd: int, line: bytes, *, newline_first: bool) -> bool:
-        """Append one line; returns whether the next must begin with a newline."""
-        end = os.fstat(fd).st_size
-        data = b"\n" + line if newline_first else line
+    def _write(self, fd: int, data: bytes, end: int, lock_fd: int) -> bool:
+        """Append one line at ``end``; returns whether the next must begin with a newline."""
         try:
             files.append_record(fd, data)
         except OSError:
             self._newline_first = True
-            self._undo(fd, end)
+            self._undo(fd, end, lock_fd)
             raise
         return os.fstat(fd).st_size < end + len(data)
 
@@ -251,14 +274,19 @@ class DeadTasksFile:
             # The kernel takes these pages for clean now, and another process would append behind
             # bytes that never reach the disk. They go, so that theirs begin where the disk's end.
             self._newline_first = True
-            self._undo(fd, end)
+            self._undo(fd, end, lock_fd)
             with contextlib.suppress(OSError):
                 files.truncate(lock_fd, os.fstat(lock_fd).st_size + 2)
             raise
         self._newline_first = False
 
-    def _undo(self, fd: int, end: int) -> None:
-        # If this fails too, the next add repairs the tail, and begins with a newline here.
+    def _undo(self, fd: int, end: int, lock_fd: int) -> None:
+        # If this fails too, the next add repairs the tail, and begins with a newline here. If the
+        # lock file was removed, others may have appended behind it already.
         with contextlib.suppress(OSError):
-            if os.fstat(fd).st_size > end:
+            if os.fstat(fd).st_size > end and files.is_at_path(lock_fd, self.lock_path):
                 files.truncate(fd, end)
+
+
+def _generation(lock: os.stat_result) -> int:
+    return hash((lock.st_size, lock.st_ino, lock.st_ctime_ns)) if lock.st_size else 0

@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Callable, Iterator
 
 from deferred_django.backends.disk import files
-from deferred_django.backends.disk.dead_tasks_file import DeadTasksFile, find_tail
+from deferred_django.backends.disk.dead_tasks_file import READ, DeadTasksFile, find_tail
 from deferred_django.backends.disk.dead_tasks_index import Replacement
 from deferred_django.backends.disk.dead_tasks_located import Located
 from deferred_django.backends.disk.dead_tasks_lock import FileLock
@@ -92,6 +92,11 @@ class Removal:
             self._file.begin_renaming(lock_fd)
             files.rename(self._temp_path, self._file.target)
             self._replaced = True
+            if os.fstat(self._source).st_size > self._copied:
+                # Somebody holds the lock too, since its file was removed, and began to append
+                # before the rename. Whoever ends after it finds another file at the path.
+                self._copy_to(os.fstat(self._source).st_size)
+                files.fsync(self._temp)
             self._file.make_names_durable(lock_fd)
             after = self._file.identity(self._temp, lock_fd)
         return Replacement(before, after, self._starts, self._ends)
@@ -107,14 +112,35 @@ class Removal:
         files.close(temp)
 
     def _remove_temp(self) -> None:
-        with contextlib.suppress(FileNotFoundError):
+        """Remove what a removal that was killed has left."""
+        try:
+            stale = files.open_file(self._temp_path, READ)
+        except FileNotFoundError:
+            return
+        try:
+            self._own(stale)
             files.unlink(self._temp_path)
+        finally:
+            files.close(stale)
+
+    def _own(self, temp: int) -> None:
+        """Lock the temp: should the removal lock's file be removed, it keeps removals apart."""
+        if not files.try_flock(temp) or not files.is_at_path(temp, self._temp_path):
+            raise OSError(errno.EBUSY, "another removal is at work on it", self._temp_path)
 
     def _create(self) -> int:
         self._remove_temp()  # of a removal that was killed
         like = os.fstat(self._source)
         mode = like.st_mode
         temp = files.create_file(self._temp_path, os.O_WRONLY | os.O_APPEND, mode & 0o7777, like)
+        try:
+            self._own(temp)
+        except OSError:
+            with contextlib.suppress(OSError):
+                if files.is_at_path(temp, self._temp_path):
+                    files.unlink(self._temp_path)
+            files.close(temp)
+            raise
         group_counts = (mode >> 3) & 0o7 != mode & 0o7
         if os.fstat(temp).st_gid != like.st_gid and group_counts:
             self._temp = temp
