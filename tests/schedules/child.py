@@ -8,6 +8,7 @@ calls that it has made:
 ``call``    it is about to make this call on this file; it waits
 ``wait``    the lock of this file is another's; it waits
 ``passed``  it makes this call on this file (if traces are wanted); it goes on
+``looked``  the same, of a look at which it does not stop
 ``forked``  it made this process, which reports through the spare channel
 ``event``   something that the books need; it goes on
 ``done``    the operation is over; it waits, alive and holding what it holds
@@ -102,7 +103,7 @@ class Channel:
             raise Ended
         if not self._credit:
             self.wait("call", call, os.path.basename(path))
-        elif self.traced:
+        if self.traced:
             self.tell("passed", call, os.path.basename(path))
         self._credit -= 1
         self._calls += 1
@@ -201,10 +202,13 @@ def _stopping(channel: Channel, name: str, real: Callable[..., Any]) -> Callable
 
 def _stopping_finely(channel: Channel, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
     def call(*arguments: Any, **options: Any) -> Any:
-        if channel.fine and channel.stepping and arguments:
+        if channel.stepping and (channel.fine or channel.traced) and arguments:
             path = _path(arguments[0])
             if path.startswith("/") and not path.startswith("/proc"):
-                channel.checkpoint(name, path)
+                if channel.fine:
+                    channel.checkpoint(name, path)
+                else:
+                    channel.tell("looked", name, os.path.basename(path))
         return real(*arguments, **options)
 
     return call

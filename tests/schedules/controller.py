@@ -39,15 +39,15 @@ class Schedule:
     """Stop at looks at the directory too."""
 
     def __str__(self) -> str:
-        ends = {KILL: "k", DROP: "d"}
-        steps = (f"{ends[n]}{who}" if n in ends else f"{who}x{n}" for who, n in self.script)
+        forms = {KILL: "k{}", DROP: "d{}", TO_THE_END: "{}x*"}
+        steps = (forms.get(count, "{}x{}").format(who, count) for who, count in self.script)
         fine = "~" if self.fine else ":"
         return f"{self.store}:{'+'.join(self.operations)}{fine}{','.join(steps)}"
 
     @classmethod
     def parse(cls, text: str) -> Schedule:
         """The schedule that was printed as ``text``; ``ValueError`` if it is none."""
-        match = re.fullmatch(r"([a-z]+):([a-z+-]+)([:~])([0-9xkd,]*)", text)
+        match = re.fullmatch(r"([a-z]+):([a-z+-]+)([:~])([0-9xkd*,]*)", text)
         if match is None:
             raise ValueError(f"{text!r} is no schedule")
         script = []
@@ -56,7 +56,7 @@ class Schedule:
                 script.append((int(step[1:]), KILL if step[0] == "k" else DROP))
             else:
                 who, _, count = step.partition("x")
-                script.append((int(who), int(count)))
+                script.append((int(who), TO_THE_END if count == "*" else int(count)))
         return cls(match[1], tuple(match[2].split("+")), tuple(script), match[3] == "~")
 
 
@@ -76,6 +76,8 @@ class Peer:
     """Where it stands: the call and the file."""
     calls: int = 0
     """How many calls it has made."""
+    passed: list[list[tuple[str, str]]] = field(default_factory=list)
+    """Each call, in a traced run, with the looks that followed it; (what, file)."""
 
     @property
     def can_go_on(self) -> bool:
@@ -266,7 +268,10 @@ class Run:
             if kind == "event":
                 self.events.append(Event(peer.index, data[0], data[1:]))
                 self.trace.append(f"{peer.index}     {' '.join(map(str, data))}")
-            elif kind == "passed":
+            elif kind in ("passed", "looked"):
+                if kind == "passed" or not peer.passed:
+                    peer.passed.append([])
+                peer.passed[-1].append((data[0], data[1]))
                 self.trace.append(f"{peer.index} {' '.join(data)}")
             elif kind == "forked":
                 self._born(peer, data[0])

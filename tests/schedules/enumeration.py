@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain, product
 
-from tests.schedules.controller import DROP, KILL, Schedule, Script
+from tests.schedules.conflicts import accesses, meet
+from tests.schedules.controller import DROP, KILL, TO_THE_END, Schedule
 from tests.schedules.laboratory import Laboratory, Outcome
 from tests.schedules.operations import OPERATIONS
 
@@ -42,7 +43,7 @@ def pairs() -> list[Pair]:
     """All pairs that can meet, in both orders, on each store that both are for."""
     return [
         (store, first, second)
-        for first, second in itertools.product(OPERATIONS, repeat=2)
+        for first, second in product(OPERATIONS, repeat=2)
         for store in common_stores(first, second)
     ]
 
@@ -53,37 +54,46 @@ def common_stores(*names: str) -> list[str]:
     return [store for store in first if all(store in stores for stores in others)]
 
 
-def scripts(laboratory: Laboratory, pair: Pair, first: int = 1) -> Iterator[tuple[Script, Outcome]]:
+def scripts(laboratory: Laboratory, pair: Pair, first: int = 1) -> Iterator[Outcome]:
     """Every way in which the second comes between two calls of the first.
 
     The first makes i calls, the second j, the first ends (or is killed where it stands), the second
-    ends. Where j is 0 nobody comes between but after a kill; i = 0 is the pair the other way.
+    ends. Where j is 0 nobody comes between but after a kill; i = 0 is the pair the other way. Left
+    out are those that come to the same as another, see ``conflicts``.
     """
     store, *operations = pair
 
-    def run(script: Script) -> Outcome:
-        return laboratory.run(Schedule(store, (operations[0], operations[1]), script))
+    def run(*script: tuple[int, int], traced: bool = False) -> Outcome:
+        schedule = Schedule(store, (operations[0], operations[1]), script)
+        return laboratory.run(schedule, traced=traced)
 
-    forks = operations[0].startswith("fork")
-    alone = run(())
-    yield (), alone
-    for i in range(first, alone.calls[0] if alone.calls else 1):
-        for j in itertools.count():
-            script: Script = ((0, i), (1, j)) if j else ((0, i),)
-            killed = (*script, (0, DROP if j and not forks else KILL))
-            yield killed, run(killed)
-            if not j:
-                continue
-            outcome = run(script)
-            yield script, outcome
-            if outcome.violation is not None or outcome.states[1] in ("done", "wait"):
-                break
+    how = KILL if operations[0].startswith("fork") else DROP
+    alone, after = run(traced=True), run((1, TO_THE_END), traced=True)
+    yield from (alone, after)
+    if not (alone.passed and after.passed):
+        return
+    calls = alone.passed[0]
+    others = accesses(chain(*alone.passed[1], *after.passed[1]))
+    for i in range(first, len(calls)):
+        yield run((0, i), (0, KILL))
+        if not meet(accesses(calls[i]), others):
+            continue
+        between = run((0, i), (1, TO_THE_END), traced=True)
+        yield between
+        yield run((0, i), (1, TO_THE_END), (0, how))
+        if not between.passed:
+            continue
+        rest = accesses(chain(*calls[i:], *between.passed[0][i:]))
+        for j in range(1, between.done[1]):
+            if meet(accesses(between.passed[1][j]), rest):
+                yield run((0, i), (1, j))
+                yield run((0, i), (1, j), (0, how))
 
 
 def run_pair(laboratory: Laboratory, pair: Pair, stop_after: int = 3, first: int = 1) -> Tally:
     """All schedules of a pair from i = ``first`` on, up to so many violations."""
     tally = Tally(f"{pair[0]}:{pair[1]}+{pair[2]}")
-    for _, outcome in scripts(laboratory, pair, first):
+    for outcome in scripts(laboratory, pair, first):
         tally.add(outcome)
         if len(tally.violations) >= stop_after:
             break

@@ -33,6 +33,8 @@ class Outcome:
     """How many calls each process made."""
     states: list[str] = field(default_factory=list)
     """Those of the processes when the script was done."""
+    passed: list[list[list[tuple[str, str]]]] = field(default_factory=list)
+    """What each process did with each of its calls, if the run was traced."""
     violation: str | None = None
     trace: list[str] = field(default_factory=list)
 
@@ -94,7 +96,8 @@ class Laboratory:
                 steer(run, outcome)
                 outcome.states = run.states
                 outcome.calls = [peer.calls for peer in run.peers]
-                thorough = traced or self._number % THOROUGH_EACH == 0
+                outcome.passed = [peer.passed for peer in run.peers]
+                thorough = self._number % THOROUGH_EACH == 0
                 Inspection(run, store, directory, thorough=thorough).inspect()
         except ViolationError as violation:
             outcome.violation = str(violation)

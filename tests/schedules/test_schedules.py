@@ -7,7 +7,7 @@ from subprocess import run
 
 import pytest
 
-from tests.schedules.controller import DROP, KILL, Schedule
+from tests.schedules.controller import DROP, KILL, TO_THE_END, Schedule
 from tests.schedules.defects import DEFECTS, Defect
 from tests.support import REPOSITORY
 
@@ -53,6 +53,7 @@ def test_a_defect_is_found(defect: Defect) -> None:
     [
         Schedule("live", ("complete-warm", "take"), ((0, 3), (1, 5), (0, KILL))),
         Schedule("torn", ("bury",), (), fine=True),
+        Schedule("absent", ("bury", "adopt"), ((0, 2), (1, TO_THE_END))),
         Schedule("live", ("look", "look", "look"), ((2, 1), (1, DROP))),
     ],
 )
