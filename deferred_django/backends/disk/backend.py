@@ -139,7 +139,13 @@ class DiskBackend(Backend):
         )
 
     def verify(self) -> list[Finding]:
-        return [*verify.verify_segments(self.tasks.names), *self.dead_tasks.verify()]
+        names = self.tasks.names
+        others = [names.at(name) for name in [*names.temps(), *names.workers()]]
+        return [
+            *verify.verify_segments(names),
+            *self.dead_tasks.verify(),
+            *verify.verify_other_files([*others, *self.dead_tasks.other_paths()]),
+        ]
 
     # -- waiting and life cycle ----------------------------------------------------------------
 

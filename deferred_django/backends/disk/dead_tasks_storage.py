@@ -171,6 +171,10 @@ class DeadTasksStorage:
         """Sentences about what could not be read. Reads only what is new since the last look."""
         return self._reader.problems()
 
+    def other_paths(self) -> list[str]:
+        """The files that it locks, and the one that a removal writes."""
+        return [self._file.lock_path, self._file.removal_lock_path, self._file.temp_path]
+
     def verify(self) -> list[Finding]:
         """Read the whole file through and report what is not as it was written; change nothing."""
         return dead_tasks_verify.verify(self._file)

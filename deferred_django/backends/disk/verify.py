@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
+from collections.abc import Iterable
 
 from deferred_django.backends.base import Finding
 from deferred_django.backends.disk.names import StoreNames
@@ -19,6 +22,22 @@ def verify_segments(names: StoreNames) -> list[Finding]:
             found += _verify(path, name)
         except FileNotFoundError as error:
             if os.path.islink(path):  # to nowhere; else it was drained and erased meanwhile
+                found.append(_unreadable(path, error))
+        except OSError as error:
+            found.append(_unreadable(path, error))
+    return found
+
+
+def verify_other_files(paths: Iterable[str]) -> list[Finding]:
+    """Files of which only the name and the kind matter: what is no regular file is in the way."""
+    found: list[Finding] = []
+    for path in paths:
+        try:
+            if not stat.S_ISREG(os.stat(path).st_mode):
+                error = OSError(errno.EINVAL, "is not a regular file", path)
+                found.append(_unreadable(path, error))
+        except FileNotFoundError as error:
+            if os.path.islink(path):
                 found.append(_unreadable(path, error))
         except OSError as error:
             found.append(_unreadable(path, error))
