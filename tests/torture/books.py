@@ -41,6 +41,8 @@ class Disturbance:
     role: str
     action: str
     """``kill``, ``orphan`` (its supervisor was killed), ``stop`` or ``go on``."""
+    until: float = 0.0
+    """When it was certain that the process had got it; ``at`` is before it was sent."""
 
 
 @dataclass(slots=True)
@@ -162,7 +164,7 @@ class Books:
                 # It ends by itself, soon, and may begin with something until then.
                 if run.end is None or disturbance.at <= run.end + patience:
                     return max(disturbance.at, run.start)
-            elif disturbance.action == "kill" and disturbance.at >= run.start:
+            elif disturbance.action == "kill" and disturbance.until >= run.start:
                 if stopped_at is not None:
                     patience += disturbance.at - stopped_at
                 if run.end is None or disturbance.at <= run.end + patience:

@@ -51,6 +51,8 @@ WEIGHTS = {
 END_SECONDS = 60.0
 """How long all may take to end once they are told to."""
 DRAIN_SECONDS = 300.0
+DELIVERY_SECONDS = 0.01
+"""How long a process may run on after it was sent a signal: another processor has to be told."""
 SABOTAGE = ("lose", "repeat", "return", "damage")
 
 
@@ -165,8 +167,10 @@ class Torture:
         return children
 
     def _signal(self, pid: int, role: str, signum: int, action: str) -> None:
-        self.disturbances.append(Disturbance(time.monotonic(), pid, role, action))
+        at = time.monotonic()
         kill_quietly(pid, signum)
+        until = time.monotonic() + DELIVERY_SECONDS
+        self.disturbances.append(Disturbance(at, pid, role, action, until))
 
     def _kill(self, pid: int, role: str) -> None:
         actor = next((actor for actor in self.actors if actor.pid == pid), None)

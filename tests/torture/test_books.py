@@ -27,7 +27,7 @@ def end(at: float, outcome: str, attempt: int = 1, pid: str = WORKER) -> Line:
 
 
 def signal(at: float, action: str = "kill", pid: str = WORKER) -> Disturbance:
-    return Disturbance(at, int(pid), "worker process", action)
+    return Disturbance(at, int(pid), "worker process", action, at + 0.01)
 
 
 def books(
@@ -63,6 +63,7 @@ DIED = (start(1), end(2, "die"))
         (books(*ONCE, start(30), end(31, "ok"),
                signals=(signal(2.1, "stop"), signal(25, "kill"))), "killed"),
         (books(start(1), start(4), end(5, "ok"), signals=(signal(3, "orphan"),)), "killed"),
+        (books(start(3.005), start(4), end(5, "ok"), signals=(signal(3),)), "killed"),
         (books(start(3.1), start(4), end(5, "ok"), signals=(signal(3, "orphan"),)), "killed"),
         (books(*DIED, start(6), end(7, "ok"), hands=(RETRYING,)), "revived"),
     ],

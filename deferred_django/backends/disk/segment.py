@@ -100,6 +100,8 @@ class Segment:
         self.sync_pause = self.sync_again_at = 0.0
         self.is_synced_free = False
         """Its last owner's writes are durable: it was fsynced when nobody owned it."""
+        self.untidy = ""
+        """Why it could not be erased or compacted the last time."""
         self.was_cut = False
         """Another program cut the file, or wrote over it: what was appended may be gone."""
 

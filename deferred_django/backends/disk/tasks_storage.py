@@ -263,7 +263,9 @@ class TasksStorage:
                 except FileNotFoundError:
                     pass  # somebody else erased it
                 except OSError as error:
-                    logger.warning("%s could not be tidied: %s", segment.path, error)
+                    if segment.untidy != (untidy := str(error)):  # once, not at each try
+                        segment.untidy = untidy
+                        logger.warning("%s could not be tidied: %s", segment.path, error)
             tidy.remove_stale_temps(self.names, self.names.listing())
             self._segments.refresh()
 

@@ -62,7 +62,11 @@ class WorkerAppends:
             files.append_record(segment.fd, added)
             segment.unsynced_adds.append(added)
             segment.supersede(entry)
-        if not files.is_at_path(segment.fd, segment.path):
+        try:
+            there = files.is_at_path(segment.fd, segment.path)
+        except OSError:  # nobody can look it up now; to write it once more would run it once more
+            there = True
+        if not there:
             # Nothing of this package replaces a file with a claim in it: an operator removed it.
             # Should he put it back, the task is elsewhere. By another nonce, since this process
             # may own the same file, and then writes it anew with its next sync.
