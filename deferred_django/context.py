@@ -19,7 +19,7 @@ from typing import Any
 
 from deferred_django import codec, decoding
 from deferred_django.backends.base import MAX_PRIORITY, MAX_RECORD_BYTES, MIN_PRIORITY
-from deferred_django.nesting import MAX_LEVELS, is_too_deep
+from deferred_django.nesting import is_too_deep
 from deferred_django.references import NotCarriedError
 
 VERSION = 1
@@ -243,8 +243,7 @@ def displayed(data: bytes) -> dict[str, Any]:
 def _read(data: bytes) -> dict[str, Any]:
     try:
         values, end = _from_json(data.decode("ascii"))
-        # Each level begins with a bracket: as a rule there are too few to look any further.
-        if data.count(b"[") + data.count(b"{") > MAX_LEVELS and is_too_deep(values):
+        if is_too_deep(values, data):
             raise RecursionError
     except RecursionError:
         raise ValueError("not a task's context: it is nested too deep") from None

@@ -13,8 +13,11 @@ MAX_LEVELS = 320
 hundred containers."""
 
 
-def is_too_deep(value: Any) -> bool:
-    """Whether a parsed JSON value has more than :data:`MAX_LEVELS` levels."""
+def is_too_deep(value: Any, data: bytes) -> bool:
+    """Whether ``value``, parsed from ``data``, has more than :data:`MAX_LEVELS` levels."""
+    # Each level begins with a bracket: as a rule there are too few to look any further.
+    if data.count(b"[") + data.count(b"{") <= MAX_LEVELS:
+        return False
     containers: list[Any] = [value] if isinstance(value, dict | list) else []
     for _ in range(MAX_LEVELS):
         if not containers:

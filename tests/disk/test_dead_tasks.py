@@ -62,12 +62,12 @@ def test_the_newest_record_of_an_id_counts(tmp_path: Path) -> None:
 def test_records_are_chosen_by_their_bytes(tmp_path: Path) -> None:
     store = filled(tmp_path, *"abcdef")
     store.add("a", b"newer")
-    vowels: Callable[[bytes], bool] = lambda data: any(  # noqa: E731
+    vowels: Callable[[str, bytes], bool] = lambda task_id, data: any(  # noqa: E731
         data == record(name) for name in "ae"
     )
     assert store.read(matches=vowels) == [("e", record("e"))]
     assert store.count(vowels) == 1
-    later: Callable[[bytes], bool] = lambda data: data > record("b")  # noqa: E731
+    later: Callable[[str, bytes], bool] = lambda task_id, data: data > record("b")  # noqa: E731
     assert [name for name, _ in store.read(limit=2, offset=1, matches=later)] == ["e", "d"]
     assert store.count(later) == 4
 
@@ -235,7 +235,7 @@ def test_reading_takes_no_lock_and_writes_nothing(
     store = open_store(tmp_path)
     assert names(store) == ["c", "b", "a"]
     assert store.find("b") == record("b")
-    assert store.count(lambda data: True) == 3
+    assert store.count(lambda task_id, data: True) == 3
     assert store.problems() == []
     assert store.verify() == []
     assert {entry.name: entry.stat().st_mtime_ns for entry in os.scandir(tmp_path)} == before

@@ -89,7 +89,7 @@ def test_pages_of_a_large_file_do_not_build_the_index(
     size = write_records(tmp_path, 5_000)
     store = open_store(tmp_path)
     assert reads_of(lambda: store.read(limit=25)) < 200_000
-    every_other = lambda data: True  # noqa: E731
+    every_other = lambda task_id, data: True  # noqa: E731
     assert reads_of(lambda: store.read(limit=25, matches=every_other)) < 200_000
     first = lambda: next(store.iterate())  # noqa: E731
     assert reads_of(first) < 200_000
@@ -229,7 +229,7 @@ def test_reading_all_needs_little_memory(tmp_path: Path) -> None:
     tracemalloc.start()
     try:
         assert sum(1 for _ in store.iterate()) == 3_000
-        assert store.count(lambda data: data.endswith(b"x")) == 3_000
+        assert store.count(lambda task_id, data: data.endswith(b"x")) == 3_000
         assert tracemalloc.get_traced_memory()[1] < 1_500_000
     finally:
         tracemalloc.stop()

@@ -70,10 +70,10 @@ def test_what_is_too_deep_to_be_written_again_is_no_context() -> None:
 def test_levels_are_counted_through_lists_and_objects() -> None:
     value: Any = 5
     for number in range(MAX_LEVELS):
-        assert not is_too_deep(value)
+        assert not is_too_deep(value, json.dumps(value).encode())
         value = [value, 1] if number % 2 else {"a": value, "b": 1}
-    assert not is_too_deep(value)
-    assert is_too_deep([value])
+    assert not is_too_deep(value, json.dumps(value).encode())
+    assert is_too_deep([value], json.dumps([value]).encode())
 
 
 @pytest.mark.parametrize(

@@ -72,10 +72,12 @@ def test_every_field_may_hold_anything(tmp_path: Path, backend: DiskBackend) -> 
         assert backend.find_dead_task(record["id"]) == record
     for filter in (
         DeadTaskFilter(since=1.0, until=2e9),
+        DeadTaskFilter(until=1_600_000_000.0),  # what a purge by age would take
         DeadTaskFilter(task="x", exception="y"),
         DeadTaskFilter(search="z", queue="default"),
     ):
         found = backend.list_dead_tasks(filter=filter)
+        assert found == [record for record in records if filter.matches(record)]
         assert backend.count_dead_tasks(filter=filter) == len(found)
     assert backend.remove_dead_tasks(ids) == len(ids)
     assert backend.list_dead_tasks() == []

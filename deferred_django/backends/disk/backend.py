@@ -241,7 +241,7 @@ def _pending(entry: Entry, context: bytes, *, claimed: bool, now_ms: float) -> P
     )
 
 
-def _matcher(filter: DeadTaskFilter | None) -> Callable[[bytes], bool] | None:
+def _matcher(filter: DeadTaskFilter | None) -> Callable[[str, bytes], bool] | None:
     if filter is None or filter == DeadTaskFilter():
         return None
-    return lambda data: filter.matches(dead_task_json.decode(data, ""))
+    return lambda task_id, data: filter.matches(dead_task_json.decode(data, task_id))

@@ -27,9 +27,9 @@ def decode(data: bytes, task_id: str) -> DeadTaskRecord:
         found = json.loads(data)
     except (ValueError, RecursionError):
         found = None
-    record: dict[str, Any] = found if isinstance(found, dict) and not is_too_deep(found) else {}
-    if task_id:  # the record is found and removed by the id in its line, whatever it says itself
-        record["id"] = task_id
+    usable = isinstance(found, dict) and not is_too_deep(found, data)
+    record: dict[str, Any] = found if usable else {}
+    record["id"] = task_id  # by which it is found and removed, whatever it says itself
     try:
         record["context"] = record["context"].encode("latin-1")
     except (LookupError, AttributeError, UnicodeError):
@@ -63,7 +63,6 @@ def _is_lines(value: object) -> bool:
 _MAX_SECONDS = 1e15
 _MAX_COUNT = 10**9
 _FORMS: tuple[tuple[str, Callable[[object], bool]], ...] = (
-    ("id", _is_text),
     ("task_class", _is_text),
     ("queue", _is_queue),
     ("attempts", _is_count),
@@ -78,5 +77,5 @@ _FORMS: tuple[tuple[str, Callable[[object], bool]], ...] = (
 def _default(name: str, task_id: str) -> Any:
     if name in ("enqueued_at", "failed_at"):
         return float(task_ids.seconds_of(task_id) or 0)
-    known = {"id": task_id, "queue": "default", "attempts": 0, "backtrace": []}
+    known = {"queue": "default", "attempts": 0, "backtrace": []}
     return known.get(name, "(unreadable)")

@@ -18,7 +18,7 @@ from deferred_django.backends.disk.scanner import CHUNK_BYTES
 SEARCH_BYTES = 1024 * 1024
 
 Record = tuple[str, bytes]
-Matcher = Callable[[bytes], bool]
+Matcher = Callable[[str, bytes], bool]
 
 
 def record_at(fd: int, span: Span) -> Record | None:

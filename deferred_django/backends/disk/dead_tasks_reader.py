@@ -232,7 +232,7 @@ def _page(
 ) -> Iterator[Record]:
     given = 0
     for record in records:
-        if matches is not None and not matches(record[1]):
+        if matches is not None and not matches(*record):
             continue
         if offset:
             offset -= 1

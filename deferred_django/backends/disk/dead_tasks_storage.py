@@ -144,7 +144,7 @@ class DeadTasksStorage:
     def read(
         self, *, limit: int | None = None, offset: int = 0, matches: Matcher | None = None
     ) -> list[Record]:
-        """The newest record of each id, newest first; ``matches`` chooses by the record's bytes.
+        """The newest record of each id, newest first; ``matches`` chooses by the id and the bytes.
 
         Damaged bytes are skipped; :meth:`problems` counts them.
         """
