@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import abc
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import ClassVar
 
 from deferred_django import ids
@@ -229,6 +229,20 @@ class Backend(abc.ABC):
         filter: DeadTaskFilter | None = None,  # the word that users know from querysets
     ) -> list[DeadTaskRecord]:
         """Dead tasks, newest first; the newest record of an id counts."""
+
+    def iterate_dead_tasks(
+        self,
+        *,
+        limit: int | None = None,
+        offset: int = 0,
+        filter: DeadTaskFilter | None = None,
+    ) -> Iterator[DeadTaskRecord]:
+        """As :meth:`list_dead_tasks`, one after the other: any number of them in little memory.
+
+        They are those of one moment, whatever is added or removed while they are read. Close the
+        iterator (a generator) if it is not read to its end.
+        """
+        yield from self.list_dead_tasks(limit=limit, offset=offset, filter=filter)
 
     @abc.abstractmethod
     def count_dead_tasks(self, *, filter: DeadTaskFilter | None = None) -> int:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from django.core.management import CommandError
 
-from deferred_django.backends.base import Backend, Progress
+from deferred_django.backends.base import Backend, DeadTaskRecord, Progress
 from deferred_django.console.confirm import ask, require_consent_is_possible
 from deferred_django.console.filters import filter_from
 from deferred_django.console.output import Output
@@ -15,9 +15,9 @@ from deferred_django.console.progress import progress_bar
 from deferred_django.console.selection import (
     Selection,
     counted,
+    find_all,
     named,
-    select_ids,
-    select_matching,
+    selected,
     write_summary,
 )
 
@@ -25,8 +25,10 @@ Act = Callable[[Sequence[str], Progress | None], int]
 """Do it to these ids and return how many of them were still there."""
 
 
-def selector(backend: Backend, options: Mapping[str, Any]) -> Callable[[], Selection]:
-    """What gathers the dead tasks that the command line names.
+def selector(
+    backend: Backend, options: Mapping[str, Any]
+) -> Callable[[], Iterator[DeadTaskRecord]]:
+    """What reads the dead tasks that the command line names, each once.
 
     ``CommandError`` (exit code 2) unless it is exactly one of ids, ``--all`` and filters: of two
     of them nobody could say whether the one widens or narrows the other.
@@ -40,8 +42,8 @@ def selector(backend: Backend, options: Mapping[str, Any]) -> Callable[[], Selec
             "Give either ids, or filters, or --all. Nothing was changed.", returncode=2
         )
     if ids:
-        return lambda: select_ids(backend, ids)
-    return lambda: select_matching(backend, filter)
+        return lambda: find_all(backend, dict.fromkeys(ids))
+    return lambda: backend.iterate_dead_tasks(filter=filter)
 
 
 class BulkAction:
@@ -62,23 +64,24 @@ class BulkAction:
         Exit code 1 if an id that was named is not there (the rest is done), 2 if nobody can be
         asked. Only what was chosen, and shown, before the question is touched.
         """
-        select = selector(backend, self.options)
+        records = selector(backend, self.options)
         noinput, dry_run = not self.options["interactive"], self.options.get("dry_run", False)
         by_id = bool(self.options["ids"])
         if not by_id and not dry_run:
             # Whatever there is to touch just now: a script is told on its first run.
             require_consent_is_possible(noinput=noinput)
-        seen, gone = select(), 0
+        seen, gone = selected(records()), 0
+        unknown = [id for id in dict.fromkeys(self.options["ids"]) if id not in seen.died]
         if seen.died and not dry_run:
             require_consent_is_possible(noinput=noinput)
         if dry_run:
             self._preview(seen)
         elif seen.died:
-            ids = self._announced(seen) if noinput else self._asked(seen, select)
+            ids = self._announced(seen) if noinput else self._asked(seen, unknown, records)
             gone = len(seen.died) - self._act(ids, act)
         elif not by_id:
             self.out.line("No dead tasks match: there is nothing to do.")
-        missing = [named(seen.unknown)] if seen.unknown else []
+        missing = [named(unknown)] if unknown else []
         if gone:
             missing.append(f"Retried or purged by somebody else meanwhile: {counted(gone)}.")
         if missing and by_id:
@@ -95,14 +98,19 @@ class BulkAction:
         write_summary(self.out, seen, what_happens=f"will be {self.done}")
         return list(seen.died)
 
-    def _asked(self, seen: Selection, select: Callable[[], Selection]) -> list[str]:
+    def _asked(
+        self,
+        seen: Selection,
+        unknown: Sequence[str],
+        records: Callable[[], Iterator[DeadTaskRecord]],
+    ) -> list[str]:
         # On stderr it is seen though stdout is a file, but stderr itself may be one.
         screen = self.out if self.out.is_terminal and not self.err.is_terminal else self.err
         write_summary(screen, seen, what_happens=f"will be {self.done}")
-        if seen.unknown:
-            screen.line(named(seen.unknown))
+        if unknown:
+            screen.line(named(unknown))
         ask(screen, f"{self.name.capitalize()} {counted(len(seen.died))}?")
-        return seen.unchanged_in(select())
+        return seen.unchanged_in(records())
 
     def _act(self, ids: list[str], act: Act) -> int:
         with progress_bar(self.err, self.name.capitalize()) as progress:

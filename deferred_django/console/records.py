@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from deferred_django import context
@@ -55,16 +55,16 @@ def _carried(value: Any) -> Any:
     return repr(value)
 
 
-def write_json_list(out: Output, records: Sequence[DeadTaskRecord]) -> None:
+def write_json_list(out: Output, records: Iterable[DeadTaskRecord]) -> None:
     """Write an array with one record on each line."""
     out.write("[")
-    separator = "\n"
+    separator, end = "\n", "]\n"
     for record in records:
         if out.closed:
             return
         out.write(separator + to_json(displayed(record)))
-        separator = ",\n"
-    out.write("\n]\n" if records else "]\n")
+        separator, end = ",\n", "\n]\n"
+    out.write(end)
 
 
 def write_table_of(out: Output, records: Sequence[DeadTaskRecord]) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from deferred_django.backends.base import Backend, DeadTaskFilter, DeadTaskRecord
+from deferred_django.backends.base import Backend, DeadTaskRecord
 from deferred_django.console import times
 from deferred_django.console.output import Output
 from deferred_django.console.records import short_name
@@ -30,40 +30,36 @@ class Selection:
     died: dict[str, float] = field(default_factory=dict)
     kinds: Counter[tuple[str, str]] = field(default_factory=Counter)
     """How many of each task and exception class."""
-    unknown: list[str] = field(default_factory=list)
-    """Ids that were asked for and are not there."""
 
     def add(self, record: DeadTaskRecord) -> None:
         """Take a record in."""
         self.died[record["id"]] = record["failed_at"]
         self.kinds[record["task_class"], short_name(record["exception_class"])] += 1
 
-    def unchanged_in(self, later: Selection) -> list[str]:
+    def unchanged_in(self, later: Iterable[DeadTaskRecord]) -> list[str]:
         """The ids whose record is still the one that was seen here.
 
         One that was run again meanwhile and died again has another time: nobody has seen that.
         """
-        return [id for id, died in self.died.items() if later.died.get(id) == died]
+        return [
+            record["id"] for record in later if self.died.get(record["id"]) == record["failed_at"]
+        ]
 
 
-def select_ids(backend: Backend, ids: Iterable[str]) -> Selection:
-    """The dead tasks of these ids, each once, in the order given."""
+def selected(records: Iterable[DeadTaskRecord]) -> Selection:
+    """These dead tasks; of each no more is kept than its id and its time."""
     selection = Selection()
-    for id in dict.fromkeys(ids):
-        record = backend.find_dead_task(id)
-        if record is None:
-            selection.unknown.append(id)
-        else:
-            selection.add(record)
-    return selection
-
-
-def select_matching(backend: Backend, filter: DeadTaskFilter | None) -> Selection:
-    """All dead tasks that match, the newest first."""
-    selection = Selection()
-    for record in backend.list_dead_tasks(filter=filter):
+    for record in records:
         selection.add(record)
     return selection
+
+
+def find_all(backend: Backend, ids: Iterable[str]) -> Iterator[DeadTaskRecord]:
+    """The dead tasks of these ids, in the order given."""
+    for id in ids:
+        record = backend.find_dead_task(id)
+        if record is not None:
+            yield record
 
 
 def write_summary(out: Output, selection: Selection, *, what_happens: str) -> None:

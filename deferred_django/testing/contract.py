@@ -419,6 +419,20 @@ class StoreContract(BackendContract):
         assert other.list_dead_tasks(limit=2, offset=10) == []
         assert other.list_dead_tasks(limit=0) == []
 
+    def test_dead_tasks_are_read_one_by_one(self, backend: Backend, other: Backend) -> None:
+        for number in range(6):
+            self.die(backend, f"t{number}", queue="even" if number % 2 == 0 else "odd")
+        records = other.iterate_dead_tasks()
+        assert next(records)["id"] == "t5"
+        backend.remove_dead_tasks(["t4", "t0"])
+        self.die(backend, "t6")
+        rest = list(records)
+        assert [record["id"] for record in rest] == ["t4", "t3", "t2", "t1", "t0"]
+        assert rest[1] == other.find_dead_task("t3")
+        page = other.iterate_dead_tasks(limit=2, offset=1, filter=DeadTaskFilter(queue="odd"))
+        assert [record["id"] for record in page] == ["t3", "t1"]
+        assert list(other.iterate_dead_tasks(limit=0)) == []
+
     def test_only_the_newest_death_of_an_id_counts(self, backend: Backend) -> None:
         self.die(backend, "a", attempts=1)
         self.die(backend, "b")

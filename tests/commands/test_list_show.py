@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
 
+from deferred_django.backends.base import DeadTaskRecord
 from deferred_django.console.text import width
 from deferred_django.context import TaskContext
 from tests.commands.conftest import CommandLine, Terminal
@@ -63,6 +65,55 @@ def test_the_table_shows_50_and_says_how_many_more(
         "120 more of 120: --offset 0 goes on.\n"
     )
     assert command_line("deadtasks", "list", "--offset", "500").out == "Only 120 dead tasks.\n"
+
+
+def test_a_table_counts_only_so_many_further(
+    backend: FakeBackend, command_line: CommandLine
+) -> None:
+    """A page of a large store does not wait for a count of all."""
+    backend.dead = [dead_task(ID.format(n)) for n in range(1060)]
+    backend.count_dead_tasks = lambda **_: pytest.fail("counted")  # type: ignore[method-assign]
+    last = command_line("deadtasks", "list").out.splitlines()[-1]
+    assert last == "At least 1000 more: --offset 50 goes on."
+    last = command_line("deadtasks", "list", "--offset", "11").out.splitlines()[-1]
+    assert last == "999 more of 1060: --offset 61 goes on."
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["list", "--format", "json"],
+        ["list", "--task", "send_receipt"],
+        ["purge", "--all", "--dry-run"],
+        ["purge", "--older-than", "0d", "--noinput"],
+        ["retry", "--all", "--noinput"],
+    ],
+)
+def test_many_records_are_never_in_memory_at_once(
+    backend: FakeBackend,
+    command_line: CommandLine,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+) -> None:
+    """They are read one by one, and of those that are chosen only the ids are kept."""
+    alive, most = 0, 0
+
+    class Message(str):
+        def __del__(self) -> None:
+            nonlocal alive
+            alive -= 1
+
+    def records(**_: Any) -> Iterator[DeadTaskRecord]:
+        nonlocal alive, most
+        for number in range(300):
+            alive += 1
+            most = max(most, alive)
+            yield dead_task(ID.format(number), exception_message=Message("x" * 9))
+
+    monkeypatch.setattr(backend, "iterate_dead_tasks", records)
+    assert command_line("deadtasks", *arguments).code in (0, 1)
+    assert 0 < most < 60, "a page of a table, at most"
+    assert alive <= 1
 
 
 def test_json_is_the_records_and_all_of_them(

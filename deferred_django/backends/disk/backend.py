@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from deferred_django import ids as task_ids
 from deferred_django.backends.base import (
@@ -187,6 +188,18 @@ class DiskBackend(Backend):
     ) -> list[DeadTaskRecord]:
         found = self.dead_tasks.read(limit=limit, offset=offset, matches=_matcher(filter))
         return [dead_task_json.decode(data, task_id) for task_id, data in found]
+
+    def iterate_dead_tasks(
+        self,
+        *,
+        limit: int | None = None,
+        offset: int = 0,
+        filter: DeadTaskFilter | None = None,
+    ) -> Iterator[DeadTaskRecord]:
+        found = self.dead_tasks.iterate(limit=limit, offset=offset, matches=_matcher(filter))
+        with contextlib.closing(found):
+            for task_id, data in found:
+                yield dead_task_json.decode(data, task_id)
 
     def count_dead_tasks(self, *, filter: DeadTaskFilter | None = None) -> int:
         return self.dead_tasks.count(_matcher(filter))

@@ -33,6 +33,7 @@ beginning_match = re.compile(b"%b:(%b):" % (KIND, ids.ID_PATTERN.pattern.encode(
 """Matches the body of a line, or its beginning, if it is a dead task's; group 1 is the id."""
 BACKWARD_BYTES = 64 * 1024
 MARK_BYTES = 64
+_TRIES_TO_OPEN = 100
 READ = os.O_RDONLY
 CHANGE = os.O_RDWR | os.O_APPEND
 
@@ -140,10 +141,22 @@ class DeadTasksFile:
         """Where a removal writes what stays."""
         return self.target + ".tmp"
 
+    def open(self, flags: int) -> int:
+        """Open the file that the path names now; ``FileNotFoundError`` if there is none yet."""
+        for _ in range(_TRIES_TO_OPEN):
+            try:
+                fd = files.open_file(self.path, flags)
+            except BlockingIOError:  # of a file that was replaced, see dead_tasks_freeing
+                continue
+            if os.fstat(fd).st_nlink:
+                return fd
+            files.close(fd)
+        return files.open_file(self.path, flags)
+
     @contextlib.contextmanager
     def opened(self, flags: int) -> Iterator[int]:
         """The file, open; ``FileNotFoundError`` if there is none yet."""
-        fd = files.open_file(self.path, flags)
+        fd = self.open(flags)
         try:
             yield fd
         finally:

@@ -94,7 +94,7 @@ class Reader:
         """All records before ``end`` of the ids, which are numbered from 0 in their order."""
         generation = self._file.generation()
         with self._index_at_once(fd, generation) as index:
-            if index is not None:
+            if index is not None and len(ids) < len(index) // 2:
                 return index.locate(fd, ids, end)
         return dead_tasks_located.scan(fd, ids, end)
 
@@ -116,7 +116,7 @@ class Reader:
             return
         generation, process = self._file.generation(), os.getpid()
         try:
-            fd = files.open_file(self._file.path, READ)
+            fd = self._file.open(READ)
         except FileNotFoundError:
             return
         try:

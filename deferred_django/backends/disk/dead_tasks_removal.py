@@ -13,7 +13,7 @@ import os
 from array import array
 from collections.abc import Callable, Iterator
 
-from deferred_django.backends.disk import files
+from deferred_django.backends.disk import dead_tasks_freeing, files
 from deferred_django.backends.disk.dead_tasks_file import READ, DeadTasksFile, find_tail
 from deferred_django.backends.disk.dead_tasks_index import Replacement
 from deferred_django.backends.disk.dead_tasks_located import Located
@@ -109,6 +109,7 @@ class Removal:
         if not self._replaced:
             with contextlib.suppress(OSError):  # the next removal tries again
                 files.unlink(self._temp_path)
+            dead_tasks_freeing.free(temp)
         files.close(temp)
 
     def _remove_temp(self) -> None:

@@ -12,7 +12,12 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 
 from deferred_django.backends.base import Finding, Progress
-from deferred_django.backends.disk import dead_tasks_file, dead_tasks_verify, descriptors
+from deferred_django.backends.disk import (
+    dead_tasks_file,
+    dead_tasks_freeing,
+    dead_tasks_verify,
+    descriptors,
+)
 from deferred_django.backends.disk.dead_tasks_append import Appender
 from deferred_django.backends.disk.dead_tasks_cold import Matcher, Record, record_at
 from deferred_django.backends.disk.dead_tasks_file import CHANGE, DeadTasksFile
@@ -137,6 +142,7 @@ class DeadTasksStorage:
                     hand_over(found, source)
                     replacement = _replace_after_handover(removal)
             self._reader.replaced(replacement)
+            dead_tasks_freeing.free(source)
         return found.ids
 
     # -- reading -------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The platform's numbers: open-file-description locks and the full fsync.
+"""What platforms differ in: open-file-description locks, the full fsync, leases.
 
 Linux has its constants in :mod:`fcntl`. macOS has the same calls under the numbers of xnu's
 ``fcntl.h``, which are written down here and have not been run there.
@@ -7,6 +7,7 @@ Linux has its constants in :mod:`fcntl`. macOS has the same calls under the numb
 from __future__ import annotations
 
 import os
+import signal
 import struct
 import sys
 from typing import Final
@@ -58,3 +59,19 @@ def full_fsync(fd: int) -> bool:
 def locks_are_supported() -> bool:
     """Whether this platform has open-file-description locks."""
     return os.name == "posix" and SETLK > 0
+
+
+def is_open_elsewhere(fd: int) -> bool:
+    """Whether the file may be open by another description; Linux can say no for certain."""
+    if not hasattr(fcntl, "F_SETLEASE"):  # pragma: no cover - not run there
+        return True
+    try:
+        # A lease for writing is had only by who has the file to itself. If somebody opens the
+        # file in the moment that it is held, the kernel tells this process, by a signal that
+        # does nothing: SIGIO would end it.
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except OSError:  # somebody has it, or this file system or user may not know
+        return True
+    return False

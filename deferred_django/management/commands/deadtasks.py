@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import SUPPRESS
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
@@ -23,6 +24,8 @@ from deferred_django.console.selection import named
 from deferred_django.registry import get_queue
 
 TABLE_LIMIT = 50
+COUNTED_FURTHER = 1000
+"""A page must not wait until a million records behind it are counted."""
 
 
 class Command(StoreCommand):
@@ -81,25 +84,30 @@ class Command(StoreCommand):
             raise CommandError("--limit and --offset are not negative.", returncode=2)
         filter = filter_from(options)
         if options["format"] == "json":
-            write_json_list(
-                self.out, backend.list_dead_tasks(limit=limit, offset=offset, filter=filter)
-            )
+            records = backend.iterate_dead_tasks(limit=limit, offset=offset, filter=filter)
+            write_json_list(self.out, records)
             if limit is None:  # a page does not read the whole store
                 self._report_problems(backend)
             return
         limit = TABLE_LIMIT if limit is None else limit
-        records = backend.list_dead_tasks(limit=limit, offset=offset, filter=filter)
-        if records:
-            write_table_of(self.out, records)
-        shown = offset + len(records)
-        # A page that is not full is the last: nothing needs to be counted.
-        total = shown if 0 < len(records) < limit else backend.count_dead_tasks(filter=filter)
-        if total == 0:
-            self.out.line("No dead tasks." if filter is None else "No dead tasks match.")
-        elif total < shown:
+        records = backend.iterate_dead_tasks(
+            limit=limit + COUNTED_FURTHER, offset=offset, filter=filter
+        )
+        page = list(islice(records, limit))
+        if page:
+            write_table_of(self.out, page)
+            self.out.flush()
+        shown, further = offset + len(page), sum(1 for _ in records)
+        if further == COUNTED_FURTHER:
+            self.out.line(f"At least {further} more: --offset {shown} goes on.", "WARNING")
+            return
+        total = shown + further
+        if further:
+            self.out.line(f"{further} more of {total}: --offset {shown} goes on.", "WARNING")
+        elif not page and (total := backend.count_dead_tasks(filter=filter)):
             self.out.line(f"Only {total} dead tasks.")
-        elif total > shown:
-            self.out.line(f"{total - shown} more of {total}: --offset {shown} goes on.", "WARNING")
+        elif not page:
+            self.out.line("No dead tasks." if filter is None else "No dead tasks match.")
         self._report_problems(backend)
 
     def _report_problems(self, backend: Backend) -> None:
