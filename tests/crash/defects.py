@@ -16,6 +16,7 @@ from unittest import mock
 from deferred_django.backends.disk import (
     dead_tasks_file,
     dead_tasks_removal,
+    dead_tasks_tail,
     files,
     ownership,
     writer,
@@ -72,9 +73,9 @@ def no_fsync_before_rename() -> Any:
 def no_repair() -> Any:
     """An add is appended behind a torn line."""
     return mock.patch.object(
-        dead_tasks_file,
+        dead_tasks_tail,
         "find_tail",
-        lambda fd: dead_tasks_file.Tail(
+        lambda fd: dead_tasks_tail.Tail(
             os.fstat(fd).st_size, os.fstat(fd).st_size, newline_missing=False
         ),
     )

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deferred_django.backends.disk import dead_tasks_file, records, scanner
+from deferred_django.backends.disk import dead_tasks_tail, records, scanner
 from tests.disk.dlq import assert_at_rest, data_file, line, open_store
 
 WHOLE = st.builds(
@@ -71,7 +71,7 @@ def test_any_bytes(chunk: int) -> None:
         with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
             patch.setattr(os, "fsync", lambda fd: None)
             patch.setattr(scanner, "CHUNK_BYTES", chunk)
-            patch.setattr(dead_tasks_file, "BACKWARD_BYTES", chunk)
+            patch.setattr(dead_tasks_tail, "BACKWARD_BYTES", chunk)
             check_file(Path(directory), content)
 
     check()

@@ -13,7 +13,7 @@ import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from deferred_django.backends.disk import dead_tasks_cold, dead_tasks_file, scanner
+from deferred_django.backends.disk import dead_tasks_cold, dead_tasks_tail, scanner
 from deferred_django.backends.disk.dead_tasks_storage import DeadTasksStorage
 from deferred_django.backends.disk.scanner import Scanner
 from deferred_django.backends.disk.segment import Segment
@@ -36,8 +36,8 @@ def small_blocks(small: bool) -> Iterator[None]:
         (scanner, "MAX_LINE_BYTES", SMALL_LIMIT),
         (scanner, "MAX_LONG_LINE_BYTES", SMALL_LIMIT),
         (dead_tasks_cold, "CHUNK_BYTES", SMALL_CHUNK),
-        (dead_tasks_file, "BACKWARD_BYTES", SMALL_CHUNK),
-        (dead_tasks_file, "MAX_LONG_LINE_BYTES", SMALL_LIMIT),
+        (dead_tasks_tail, "BACKWARD_BYTES", SMALL_CHUNK),
+        (dead_tasks_tail, "MAX_LONG_LINE_BYTES", SMALL_LIMIT),
     )
     before = [(module, name, getattr(module, name)) for module, name, _ in changed]
     for module, name, value in changed:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from deferred_django.backends.disk import (
-    dead_tasks_file,
+    dead_tasks_tail,
     files,
     long_line,
     records,
@@ -132,7 +132,7 @@ def repairs_one_byte_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def takes_every_tail_for_torn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dead_tasks_file, "is_valid_at", lambda fd, start, end: False)
+    monkeypatch.setattr(dead_tasks_tail, "is_valid_at", lambda fd, start, end: False)
 
 
 @pytest.mark.parametrize("defect", [repairs_one_byte_too_many, takes_every_tail_for_torn])

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from deferred_django import ids
-from deferred_django.backends.disk import dead_tasks_file, files, records
+from deferred_django.backends.disk import dead_tasks_file, dead_tasks_tail, files, records
 from deferred_django.backends.disk.dead_tasks_rows import Span
 from deferred_django.backends.disk.long_line import HEAD_BYTES
 from deferred_django.backends.disk.scanner import CHUNK_BYTES
@@ -38,7 +38,7 @@ def _record_between(fd: int, start: int, end: int) -> Record | None:
     """As :func:`record_at`, for a line that nobody has looked at: it may be of any length."""
     if start == end:
         return None
-    if end - start > CHUNK_BYTES and not dead_tasks_file.is_valid_at(fd, start, end):
+    if end - start > CHUNK_BYTES and not dead_tasks_tail.is_valid_at(fd, start, end):
         return None
     return record_at(fd, (start, end - start))
 
@@ -56,9 +56,9 @@ class NewestRecords:
 
     def __iter__(self) -> Iterator[Record]:
         seen = set()
-        tail = dead_tasks_file.find_tail(self._fd)
+        tail = dead_tasks_tail.find_tail(self._fd)
         left = self._lines
-        for start, end in dead_tasks_file.lines_backwards(self._fd, tail.end):
+        for start, end in dead_tasks_tail.lines_backwards(self._fd, tail.end):
             if left == 0:
                 return
             left -= 1
@@ -76,7 +76,7 @@ def find_newest(fd: int, task_id: str) -> tuple[bytes | None, int]:
         return None, 0
     needle = b":" + dead_tasks_file.beginning(task_id.encode("ascii"))
     into_line = records.CRC_BYTES - 1
-    file_end = dead_tasks_file.find_tail(fd).end
+    file_end = dead_tasks_tail.find_tail(fd).end
     block_end = file_end
     while block_end > 0:
         start = max(0, block_end - SEARCH_BYTES)

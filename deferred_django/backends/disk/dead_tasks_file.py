@@ -1,4 +1,4 @@
-"""The dead-tasks file itself: its names, when they are durable, its last line, and appending.
+"""The dead-tasks file itself: its names, when they are durable, its lines, and appending.
 
 ``{prefix}dead_tasks-0`` holds one line for each record, ``{crc32}:dead_task:{id}:{record}``, each
 ended by a newline. Only the holder of the store's lock writes. No descriptor outlives an operation,
@@ -17,12 +17,10 @@ import errno
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from deferred_django import ids
 from deferred_django.backends.base import MAX_RECORD_BYTES
-from deferred_django.backends.disk import files, records
-from deferred_django.backends.disk.scanner import MAX_LONG_LINE_BYTES, Scanner, last_not_nul
+from deferred_django.backends.disk import dead_tasks_tail, files, records
 
 KIND = b"dead_task"
 VERSION = "0"
@@ -31,7 +29,6 @@ VERSION = "0"
 MAX_DEAD_RECORD_BYTES = 7 * MAX_RECORD_BYTES
 beginning_match = re.compile(b"%b:(%b):" % (KIND, ids.ID_PATTERN.pattern.encode())).match
 """Matches the body of a line, or its beginning, if it is a dead task's; group 1 is the id."""
-BACKWARD_BYTES = 64 * 1024
 MARK_BYTES = 64
 _TRIES_TO_OPEN = 100
 READ = os.O_RDONLY
@@ -59,55 +56,8 @@ def id_of(body: bytes) -> bytes | None:
     return None if match is None else match[1]
 
 
-def lines_backwards(fd: int, end: int) -> Iterator[tuple[int, int]]:
-    """Where each line before ``end`` begins and ends (without its newline), the last one first."""
-    position = line_end = end
-    while position > 0:
-        size = min(BACKWARD_BYTES, position)
-        position -= size
-        chunk = files.read_at(fd, size, position)
-        cut = len(chunk)
-        while (cut := chunk.rfind(b"\n", 0, cut)) >= 0:
-            yield position + cut + 1, line_end
-            line_end = position + cut
-    yield 0, line_end
-
-
-def is_valid_at(fd: int, start: int, end: int) -> bool:
-    """Whether these bytes are one whole line with a good checksum, whatever its length."""
-    if end - start > MAX_LONG_LINE_BYTES:
-        return False
-    scanner = Scanner(start, newline_in_front=False)
-    return any(length == end - start for _, length, _ in scanner.read(fd, end))
-
-
 Identity = tuple[int, int, int]
 """A generation of the file, its device and its inode."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tail:
-    """How a file ends."""
-
-    end: int
-    """Where its last whole record ends."""
-    size: int
-    """Its size: larger than ``end`` if a write was not finished."""
-    newline_missing: bool
-    """The last record is whole but for its newline."""
-
-
-def find_tail(fd: int) -> Tail:
-    """Look at the file's last line, in bounded memory. Certain for the holder of the lock."""
-    size = os.fstat(fd).st_size
-    if size == 0 or files.read_at(fd, 1, size - 1) == b"\n":
-        return Tail(size, size, newline_missing=False)
-    start, _ = next(lines_backwards(fd, size))
-    # NUL bytes may be the record's own, or what a power cut has left behind it.
-    for end in (size, last_not_nul(fd, start, size)):
-        if start < end and is_valid_at(fd, start, end):
-            return Tail(end, size, newline_missing=True)
-    return Tail(start, size, newline_missing=False)
 
 
 class DisturbedError(OSError):
@@ -253,7 +203,7 @@ class DeadTasksFile:
 
     def _repair(self, fd: int, lock_fd: int) -> int:
         """Let the file end with a whole line; returns its size."""
-        tail = find_tail(fd)
+        tail = dead_tasks_tail.find_tail(fd)
         if tail.size > tail.end:
             files.truncate(fd, tail.end)
         if not tail.newline_missing:

@@ -13,8 +13,8 @@ import os
 from array import array
 from collections.abc import Callable, Iterator
 
-from deferred_django.backends.disk import dead_tasks_freeing, files
-from deferred_django.backends.disk.dead_tasks_file import READ, DeadTasksFile, find_tail
+from deferred_django.backends.disk import dead_tasks_freeing, dead_tasks_tail, files
+from deferred_django.backends.disk.dead_tasks_file import READ, DeadTasksFile
 from deferred_django.backends.disk.dead_tasks_index import Replacement
 from deferred_django.backends.disk.dead_tasks_located import Located
 from deferred_django.backends.disk.dead_tasks_lock import FileLock
@@ -79,7 +79,7 @@ class Removal:
         for _ in range(CATCH_UPS):
             with self._lock.hold():
                 self._check()
-                end = find_tail(self._source).end
+                end = dead_tasks_tail.find_tail(self._source).end
             if end - self._copied <= BLOCK_BYTES:
                 break
             self._copy_to(end)

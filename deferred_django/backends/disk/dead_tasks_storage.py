@@ -15,6 +15,7 @@ from deferred_django.backends.base import Finding, Progress
 from deferred_django.backends.disk import (
     dead_tasks_file,
     dead_tasks_freeing,
+    dead_tasks_tail,
     dead_tasks_verify,
     descriptors,
 )
@@ -129,7 +130,7 @@ class DeadTasksStorage:
             return []
         with self._removal_lock.hold(), self._file.opened(CHANGE) as source:
             with self._lock.hold():
-                snapshot = dead_tasks_file.find_tail(source).end
+                snapshot = dead_tasks_tail.find_tail(source).end
             found = self._reader.locate(source, wanted, snapshot)
             if not found.ids:
                 return []
