@@ -14,8 +14,8 @@ import atheris
 import django
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
-django.setup()
 with atheris.instrument_imports(include=["deferred_django"]):
+    django.setup()  # imports what is to be watched
     from tests.fuzz import contexts
 
 if __name__ == "__main__":
