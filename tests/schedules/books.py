@@ -77,6 +77,7 @@ _SIMPLE: dict[str, Callable[..., Effect]] = {
     "complete": model.complete,
     "retry": model.retry,
     "release": model.release,
+    "put back": lambda who, task_id, tag: model.put_back(task_id, tag),
     "add": model.add,
 }
 

@@ -148,6 +148,11 @@ def release(who: int, task_id: str, tag: str) -> Effect:
     return effect
 
 
+def put_back(task_id: str, tag: str) -> Effect:
+    """The run does not count, and the claim is kept."""
+    return lambda state: [_runs(state, task_id, tag, -1)]
+
+
 def remove(task_id: str, *, answer: bool) -> Effect:
     """``True``: it was there, and nobody had it."""
 

@@ -33,6 +33,7 @@ class Actor:
         self.channel = channel
         self.backend = backend
         self.name = name
+        self.number = ord(name)
 
     def told(
         self,
@@ -109,6 +110,10 @@ class Actor:
         """It is put back."""
         self._ending("release", claim, lambda: self.backend.release_task(claim))
 
+    def put_back(self, claim: ClaimedTask) -> None:
+        """The worker stops: nobody else gets it before this process is gone."""
+        self._ending("put back", claim, lambda: self.backend.release_task(claim, hold=True))
+
     def remove(self, task_id: str) -> None:
         """Drop a pending task."""
         self.told("remove", [task_id], lambda: self.backend.remove_task(task_id))
@@ -161,6 +166,15 @@ class Actor:
             ["p"],
             lambda: self.backend.find_dead_task("p"),
             lambda record: record and record["context"].decode(),
+        )
+
+    def look_for_itself(self) -> None:
+        """A worker that lives is on the list, once, with what it says of itself."""
+        self.told(
+            "alive",
+            [],
+            lambda: [worker.threads for worker in self.backend.status().workers],
+            lambda found: [] if found.count(self.number) == 1 else found,
         )
 
     def verify(self) -> None:
@@ -280,6 +294,36 @@ def _release(actor: Actor) -> None:
         actor.release(claim)
 
 
+def _stop(actor: Actor) -> None:
+    """A second SIGTERM: the task's thread runs on, in a process that is about to end."""
+    if claim := actor.claim("x", "y"):
+        actor.start(claim)
+        actor.put_back(claim)
+        actor.told("close", [], actor.backend.close)
+
+
+def _close_first(actor: Actor) -> None:
+    if claim := actor.claim("x", "y"):
+        actor.start(claim)
+        actor.told("close", [], actor.backend.close)
+        actor.complete(claim)
+
+
+def _die_again(actor: Actor) -> None:
+    """What a retry of dead tasks enqueues, and what dies at once."""
+    for claim in actor.claim_all("p", "x"):
+        actor.start(claim)
+        actor.bury(claim.id, claim.context.decode() + actor.name)
+        actor.complete(claim)
+
+
+def _attend(actor: Actor) -> None:
+    """A worker comes, and goes."""
+    actor.told("come", [], lambda: actor.backend.worker_started(threads=actor.number))
+    actor.look_for_itself()
+    actor.told("go", [], actor.backend.worker_stopped)
+
+
 def _give_up(actor: Actor) -> None:
     if claim := actor.claim("x", "y"):
         actor.start(claim)
@@ -365,6 +409,10 @@ OPERATIONS = {
     "delay": Operation(_delay, prepare=_look_first),
     "release": Operation(_release),
     "give-up": Operation(_give_up),
+    "stop": Operation(_stop),
+    "close-first": Operation(_close_first, fsync_frequency=600.0),
+    "die-again": Operation(_die_again, prepare=_look_first),
+    "attend": Operation(_attend, stores=("live", "absent")),
     "rescue-retry": Operation(_fail_retry_fsync, faulty=True),
     "maintain": Operation(_maintain, stores=ALL),
     "maintain-warm": Operation(_maintain, prepare=_look_first, stores=("live", "drained")),

@@ -43,7 +43,8 @@ class Store:
 
     files: dict[str, bytes] | None
     """``None``: there is no directory."""
-    pending: tuple[tuple[str, str], ...] = ()
+    pending: tuple[tuple[str, str, int], ...] = ()
+    """With the number of runs that ended with the death of their worker."""
     dead: tuple[tuple[str, str], ...] = ()
     flawed: bool = False
     """Unfinished writes are in it, as killed processes leave them."""
@@ -91,12 +92,15 @@ def _fill_dead(backend: DiskBackend) -> None:
         bury(backend, task_id, tag)
 
 
-_PENDING = (("x", "x0"), ("d", "d0" + LATER), ("y", "y0"))
+_PENDING = (("x", "x0", 1), ("d", "d0" + LATER, 0), ("y", "y0", 0))
 _DEAD = (("p", "p0"), ("q", "q0"), ("p", "p1"), ("r", "r0"))
 
 
 def _fill_live(backend: DiskBackend, _: str) -> None:
     _fill_log(backend, "x", "d", "y")
+    [claim] = backend.claim_tasks(1, ids=["x"])
+    backend.start_task(claim)
+    backend.tasks._claims.let_go(claim.handle)  # as the death of the worker does
     _fill_dead(backend)
 
 
