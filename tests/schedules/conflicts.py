@@ -55,6 +55,11 @@ def accesses(calls: Iterable[Call]) -> frozenset[Access]:
     return frozenset(found)
 
 
+def locked(calls: Iterable[Call]) -> set[str]:
+    """The files whose locks these calls deal with."""
+    return {file for file, part, _ in accesses(calls) if part == "locks"}
+
+
 def meet(one: frozenset[Access], other: frozenset[Access]) -> bool:
     """Whether their order matters."""
     return any(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain, product
 
-from tests.schedules.conflicts import accesses, meet
+from tests.schedules.conflicts import accesses, locked, meet
 from tests.schedules.controller import DROP, KILL, TO_THE_END, Schedule
 from tests.schedules.laboratory import Laboratory, Outcome
 from tests.schedules.operations import OPERATIONS
@@ -57,9 +57,10 @@ def common_stores(*names: str) -> list[str]:
 def scripts(laboratory: Laboratory, pair: Pair, first: int = 1) -> Iterator[Outcome]:
     """Every way in which the second comes between two calls of the first.
 
-    The first makes i calls, the second j, the first ends (or is killed where it stands), the second
-    ends. Where j is 0 nobody comes between but after a kill; i = 0 is the pair the other way. Left
-    out are those that come to the same as another, see ``conflicts``.
+    The first makes i calls, the second j, the first ends, the second ends. i = 0 is the pair the
+    other way. Or the first is killed: before the second begins, or before the second looks at a
+    lock that the first may hold; at other times nobody can tell. Left out are schedules that come
+    to the same as another, see ``conflicts``.
     """
     store, *operations = pair
 
@@ -67,7 +68,7 @@ def scripts(laboratory: Laboratory, pair: Pair, first: int = 1) -> Iterator[Outc
         schedule = Schedule(store, (operations[0], operations[1]), script)
         return laboratory.run(schedule, traced=traced)
 
-    how = KILL if operations[0].startswith("fork") else DROP
+    kill = (0, KILL if operations[0].startswith("fork") else DROP)
     alone, after = run(traced=True), run((1, TO_THE_END), traced=True)
     yield from (alone, after)
     if not (alone.passed and after.passed):
@@ -80,14 +81,18 @@ def scripts(laboratory: Laboratory, pair: Pair, first: int = 1) -> Iterator[Outc
             continue
         between = run((0, i), (1, TO_THE_END), traced=True)
         yield between
-        yield run((0, i), (1, TO_THE_END), (0, how))
         if not between.passed:
             continue
+        if between.states[1] == "wait":
+            yield run((0, i), (1, TO_THE_END), kill)
         rest = accesses(chain(*calls[i:], *between.passed[0][i:]))
+        held = locked(chain(*calls[:i]))
         for j in range(1, between.done[1]):
-            if meet(accesses(between.passed[1][j]), rest):
+            following = between.passed[1][j]
+            if meet(accesses(following), rest):
                 yield run((0, i), (1, j))
-                yield run((0, i), (1, j), (0, how))
+            if held & locked(following):
+                yield run((0, i), (1, j), kill)
 
 
 def run_pair(laboratory: Laboratory, pair: Pair, stop_after: int = 3, first: int = 1) -> Tally:
