@@ -17,6 +17,7 @@ DIRECTORY = "the directory"
 _OF_A_FILE: dict[str, tuple[tuple[str, bool], ...]] = {
     "open_file": (("name", False), ("bytes", False)),
     "read_at": (("bytes", False),),
+    "status": (("bytes", False),),
     "fstat": (("bytes", False),),
     "stat": (("name", False), ("bytes", False)),
     "is_at_path": (("name", False),),
@@ -33,6 +34,8 @@ _OF_A_FILE: dict[str, tuple[tuple[str, bool], ...]] = {
     "wait_flock": (("locks", True),),
     "unlock_flock": (("locks", True),),
 }
+_ANYTHING = (("name", True), ("bytes", True), ("locks", True))
+"""What is not known here."""
 _OF_THE_DIRECTORY = {"create_file", "rename", "unlink", "make_directory"}
 _NOTHING = {"fsync", "fsync_directory", "fork"}
 """Nobody but a power cut sees those; what follows a fork is the child's."""
@@ -49,9 +52,10 @@ def accesses(calls: Iterable[Call]) -> frozenset[Access]:
             continue
         if call in _OF_THE_DIRECTORY:
             found.add((DIRECTORY, "names", True))
+        parts = _OF_A_FILE.get(call, _ANYTHING)
         # A rename is told by its source: it changes the target, and a name aside of that.
         files = {file, file.removesuffix(".tmp")} if call == "rename" else {file}
-        found.update((name, part, changed) for name in files for part, changed in _OF_A_FILE[call])
+        found.update((name, part, changed) for name in files for part, changed in parts)
     return frozenset(found)
 
 
