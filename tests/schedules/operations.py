@@ -421,6 +421,8 @@ OPERATIONS = {
     "purge": Operation(_purge, stores=LIVE),
     "take": Operation(_take, stores=LIVE),
     "look": Operation(_look, stores=ALL),
+    "look-warm": Operation(_look, prepare=_look),
+    "purge-warm": Operation(_purge, prepare=_look, stores=("live", "torn")),
     "verify": Operation(_verify),
     "fork-owner": Operation(_fork_owner, prepare=_own),
     "fork-worker": Operation(_fork_worker),
