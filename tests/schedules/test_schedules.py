@@ -38,7 +38,7 @@ def python(*arguments: str) -> str:
 
 def test_a_sample_of_the_schedules() -> None:
     """By a fixed seed: ``make schedules`` takes another each time."""
-    output = python("-m", "tests.schedules", "--sample", "--seconds", "8", "--seed", "3", "--quiet")
+    output = python("-m", "tests.schedules", "--sample", "--seconds", "6", "--seed", "3", "--quiet")
     assert output.endswith("violations: 0\n")
 
 
