@@ -270,6 +270,29 @@ def test_a_synced_enqueue_notices_that_the_file_was_cut(
     assert everything(opener) == [b"next"]
 
 
+def test_a_file_that_is_cut_again_while_its_tasks_wait_to_be_moved(
+    opener: Opener, store: Path
+) -> None:
+    """One of them runs elsewhere meanwhile, so that the first try leaves it."""
+    producer, worker = opener(fsync_frequency=LONG), opener()
+    add(producer, b"durable")
+    producer.sync()
+    runs = add(producer, b"runs")
+    segment = only_segment(store)
+    cut(segment)
+    copy = add(producer, b"2")
+    [entry] = claim(worker, 1, copy)
+    worker.start(entry)
+    with pytest.raises(OSError, match="durable|cut"):
+        producer.sync()
+    cut(segment)
+    worker.release(entry, hold=False)
+    producer.sync()
+    ran = everything(opener)
+    assert sorted(ran) == [b"2", b"runs"]
+    assert runs
+
+
 @pytest.mark.parametrize("grown", [False, True])
 def test_a_retry_in_a_file_that_was_cut_is_written_anew(
     opener: Opener, store: Path, producer: TasksStorage, grown: bool

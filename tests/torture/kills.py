@@ -36,6 +36,9 @@ from tests.torture.books import Books, Disturbance
 
 SETTINGS = """
 INSTALLED_APPS = ["deferred_django", "tests.torture"]
+# Small segments: each task that is killed is one that a rotation, a compaction or an unlink met.
+from deferred_django.backends.disk import tidy, writer
+writer.ROTATE_BYTES, tidy.COMPACT_BYTES, tidy.GROWN_BYTES = 60_000, 2_000, 100_000
 """
 CREW = {"producer": 3, "store worker": 3, "purge": 1, "retry": 1}
 """How many of each are at work at the same time."""

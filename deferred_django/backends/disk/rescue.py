@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from deferred_django.backends.disk import files, log_records
 from deferred_django.backends.disk.scanner import Scanner
-from deferred_django.backends.disk.segment import Entry, Segment
+from deferred_django.backends.disk.segment import Entry, OverwrittenError, Segment
 
 logger = logging.getLogger("deferred_django.disk")
 
@@ -65,7 +65,7 @@ class Rescue:
 
         After an ``OSError`` the call can be repeated.
         """
-        segment = self._segment
+        segment = self._up_to_date()
         for entry, nonces in list(self._unremoved):
             if _remove(segment, entry, nonces):
                 self._unremoved.remove((entry, nonces))
@@ -93,6 +93,14 @@ class Rescue:
         if done:
             self.close()
         return done
+
+    def _up_to_date(self) -> Segment:
+        try:
+            self._segment.read_on()
+        except OverwrittenError:  # what was read is gone: another program cut the file, again
+            old = self._segment
+            self._segment = Segment(old.name, old.path, old.fd, writable=True)
+        return self._segment
 
     def close(self) -> None:
         """Let go of the descriptor, if it is this one's."""
