@@ -558,7 +558,7 @@ def test_compactions_leave_no_trace_in_memory(
         run_all(worker)
         worker.maintain()
     only_segment(store)
-    assert len(worker._index._delayed) < 2000
+    assert len(worker._index._delayed) == 100
 
 
 def test_waiting_with_many_descriptors_open(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from deferred_django.backends.disk import dead_tasks_cold, dead_tasks_tail, scanner
 from deferred_django.backends.disk.dead_tasks_storage import DeadTasksStorage
 from deferred_django.backends.disk.scanner import Scanner
-from deferred_django.backends.disk.segment import Segment
+from deferred_django.backends.disk.segment import Entry, Segment
 from tests.fuzz import mutations, reference
 
 SMALL_CHUNK = 64
@@ -108,9 +108,10 @@ class LogLevel:
 
     def _compare_tasks(self, segment: Segment, expected: reference.Reading) -> None:
         found: dict[str, reference.Task] = {}
-        for entry in segment.tasks.values():
+        for row in segment.table.live_rows():
+            entry = Entry(segment, row)
             try:
-                payload: bytes | None = segment.payload(entry)
+                payload: bytes | None = entry.name(segment.line(entry))
             except ValueError:
                 payload = None
             found[entry.id] = reference.Task(

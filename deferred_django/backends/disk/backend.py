@@ -116,27 +116,20 @@ class DiskBackend(Backend):
         self.tasks.sync()
 
     def status(self) -> Status:
-        now_ms = time.time() * 1000
-        due, delayed, running = [], 0, 0
-        for entry, claimed in self.tasks.survey():
-            if claimed:
-                running += 1
-            elif entry.publish_ms > now_ms:
-                delayed += 1
-            else:
-                due.append(entry.publish_ms)
+        counts, problems = self.tasks.overview()
         try:
             dead = self.dead_tasks.count()
         except OSError:  # one of the problems below
             dead = 0
+        oldest = counts.oldest_ms
         return Status(
-            pending=len(due),
-            delayed=delayed,
-            running=running,
+            pending=counts.due,
+            delayed=counts.delayed,
+            running=counts.running,
             dead=dead,
-            oldest_age=round((now_ms - min(due)) / 1000, 3) if due else None,
+            oldest_age=None if oldest is None else round(time.time() - oldest / 1000, 3),
             workers=self._workers.alive(),
-            problems=[*self.tasks.problems(), *self.dead_tasks.problems()],
+            problems=[*problems, *self.dead_tasks.problems()],
         )
 
     def verify(self) -> list[Finding]:

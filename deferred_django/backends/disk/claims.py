@@ -7,14 +7,15 @@ end, and look whether the record is still its task's newest. Only then is it hel
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import partial
 
-from deferred_django.backends.disk import files, locks, tidy
+from deferred_django.backends.disk import files, tidy
 from deferred_django.backends.disk.due_index import DueIndex
 from deferred_django.backends.disk.scanner import Damage
 from deferred_django.backends.disk.segment import Entry, Segment
@@ -24,6 +25,7 @@ logger = logging.getLogger("deferred_django.disk")
 
 HELD_RETRY_SECONDS = 0.25
 """How soon a record that somebody else holds is tried again."""
+MAX_BLOCK_BYTES = 256 * 1024
 
 
 class Claims:
@@ -39,11 +41,18 @@ class Claims:
     ) -> list[Entry]:
         """Claim due tasks in the order of the index."""
         taken: list[Entry] = []
-        overgrown: dict[Segment, bool] = {}
+        usable: dict[Segment, bool] = {}
+
+        def is_usable(segment: Segment) -> bool:
+            if segment not in usable:
+                usable[segment] = segment.writable and not tidy.is_overgrown(segment)
+            return usable[segment]
+
         while len(taken) < limit:
-            candidates = iter(partial(self._index.pop, queues, exclude), None)
+            retry_at = time.monotonic() + HELD_RETRY_SECONDS
+            pop = partial(self._index.pop, queues, exclude, is_usable, retry_at)
             try:
-                locked = self._lock(candidates, limit - len(taken), overgrown)
+                locked = self._lock(iter(pop, None), limit - len(taken))
             except OSError as error:
                 if not taken:
                     raise
@@ -52,50 +61,68 @@ class Claims:
             if not locked:
                 break
             taken += self._confirm(locked)
+        if len(usable) > 1:  # they were locked in order, and looked at by segment
+            taken.sort(key=_urgency)
         return taken
 
-    def take_these(self, entries: list[Entry]) -> list[Entry]:
+    def find(self, task_ids: Iterable[str]) -> Iterator[tuple[Segment, int]]:
+        """The pending tasks of these ids, as far as they were read."""
+        for task_id in task_ids:
+            for segment in self._segments.segments():
+                row = segment.find(task_id)
+                if row is not None:
+                    yield segment, row
+
+    def take_named(
+        self,
+        task_ids: Iterable[str],
+        limit: int,
+        queues: Collection[str] | None,
+        exclude: Collection[str],
+        now_ms: int,
+    ) -> list[Entry]:
+        """Claim those of these tasks that are due and that nobody holds."""
+        named = []
+        for segment, row in self.find(task_ids):
+            queue = segment.table.queue_of(row)
+            wanted = (queues is None or queue in queues) and queue not in exclude
+            if wanted and segment.table.publish_ms[row] <= now_ms:
+                named.append((segment, row))
+        return self.take_these(named[:limit])
+
+    def take_these(self, rows: list[tuple[Segment, int]]) -> list[Entry]:
         """Claim those of the given tasks that nobody holds."""
-        return self._confirm(self._lock(iter(entries), len(entries), None))
+        return self._confirm(self._lock(iter(rows), len(rows)))
 
     def _lock(
-        self, candidates: Iterator[Entry], limit: int, overgrown: dict[Segment, bool] | None
+        self, candidates: Iterator[tuple[Segment, int]], limit: int
     ) -> dict[Segment, list[Entry]]:
         locked: dict[Segment, list[Entry]] = {}
         retry_at = time.monotonic() + HELD_RETRY_SECONDS
         count = 0
         try:
-            for entry in candidates:
-                if entry.gone or entry.claimed:
+            for segment, row in candidates:
+                table = segment.table
+                if table.flags[row]:
                     continue
-                segment = entry.segment
                 free = False
                 try:
-                    if segment.writable and not (
-                        overgrown is not None and self._is_overgrown(segment, overgrown)
-                    ):
-                        free = files.try_lock(segment.fd, entry.offset, entry.length)
+                    if segment.writable:
+                        free = files.try_lock(segment.fd, table.offsets[row], table.lengths[row])
                 finally:
                     if not free:
-                        self._index.hold(entry, retry_at)
+                        self._index.hold(segment, row, retry_at)
                 if not free:
                     continue
-                entry.claimed = True
                 segment.users += 1
-                locked.setdefault(segment, []).append(entry)
+                locked.setdefault(segment, []).append(segment.take(row))
                 if (count := count + 1) == limit:
                     break
         except OSError:
             for entry in itertools.chain(*locked.values()):
-                self.let_go(entry)
-                self._index.hold(entry, retry_at)
+                self.leave_alone(entry)
             raise
         return locked
-
-    def _is_overgrown(self, segment: Segment, known: dict[Segment, bool]) -> bool:
-        if segment not in known:
-            known[segment] = tidy.is_overgrown(segment)
-        return known[segment]
 
     def _confirm(self, locked: dict[Segment, list[Entry]]) -> list[Entry]:
         confirmed: list[Entry] = []
@@ -108,8 +135,7 @@ class Claims:
             except OSError:
                 # Nothing is known about these: they are tried again, the rest is unharmed.
                 for entry in entries:
-                    self.let_go(entry)
-                    self._index.hold(entry, time.monotonic() + HELD_RETRY_SECONDS)
+                    self.leave_alone(entry)
                 continue
             for entry in entries:
                 if entry.gone:
@@ -119,15 +145,17 @@ class Claims:
         return confirmed
 
     def with_payloads(self, taken: list[Entry]) -> list[tuple[Entry, bytes]]:
-        """Claimed tasks with their contexts; one whose context cannot be read is let go."""
+        """Claimed tasks with their contexts; one whose record cannot be read is let go."""
         pairs = []
         by_segment: dict[Segment, list[Entry]] = {}
         for entry in taken:
             by_segment.setdefault(entry.segment, []).append(entry)
-        blocks = {segment: segment.read_around(own) for segment, own in by_segment.items()}
+        blocks = {segment: _read_around(segment, own) for segment, own in by_segment.items()}
         for entry in taken:
+            block, start = blocks[entry.segment]
+            at = entry.offset - start
             try:
-                pairs.append((entry, entry.segment.payload(entry, *blocks[entry.segment])))
+                payload = self._named(entry, block[at : at + entry.length])
             except ValueError as error:
                 logger.error("a task is left alone: %s", error)
                 damage = Damage(entry.offset, entry.length, "a context that cannot be read")
@@ -136,7 +164,16 @@ class Claims:
             except OSError as error:
                 logger.error("a task is tried again later: %s", error)
                 self.leave_alone(entry)
+            else:
+                pairs.append((entry, payload))
         return pairs
+
+    @staticmethod
+    def _named(entry: Entry, line: bytes) -> bytes:
+        if line:
+            with contextlib.suppress(ValueError):  # it is read by itself before that is believed
+                return entry.name(line)
+        return entry.name(entry.segment.line(entry))
 
     def finish(self, entry: Entry) -> None:
         """Free the claim of a task whose ``rem`` or next ``add`` is written.
@@ -159,18 +196,19 @@ class Claims:
     def put_back(self, entry: Entry, now_ms: int) -> None:
         """Free the claim of a task that may be claimed again at once, by this process too."""
         self.let_go(entry)
-        self._index.push(entry, now_ms)
+        if not entry.gone:
+            self._index.push(entry.segment, entry.row, now_ms)
 
     def leave_alone(self, entry: Entry) -> None:
         """Free a claim; its task, if it is still there, is tried again in a moment."""
         self.let_go(entry)
         if not entry.gone:
-            self._index.hold(entry, time.monotonic() + HELD_RETRY_SECONDS)
+            retry_at = time.monotonic() + HELD_RETRY_SECONDS
+            self._index.hold(entry.segment, entry.row, retry_at)
 
     def let_go(self, entry: Entry) -> None:
         """Free a claim. What is to be known of the task was written before."""
-        entry.claimed = False
-        entry.started = False
+        entry.segment.let_go(entry)
         entry.segment.users -= 1
         self._unlock(entry)
 
@@ -181,18 +219,17 @@ class Claims:
             logger.error("task %s stays claimed: %s", entry.id, error)
 
 
-def survey(segment: Segment) -> Iterator[tuple[Entry, bool]]:
-    """The pending tasks of a segment, each with whether anybody, this process too, claims it."""
-    elsewhere = locks.has_claims(segment.fd)
-    for entry in segment.tasks.values():
-        if not entry.gone:  # finished by another thread in this moment
-            held = elsewhere and files.lock_is_held(segment.fd, entry.offset, entry.length)
-            yield entry, entry.claimed or held
+def _urgency(entry: Entry) -> tuple[int, int]:
+    return -entry.priority, entry.publish_ms
 
 
-def payload_of(entry: Entry) -> Iterator[bytes]:
-    """The context of a task that is only looked at; nothing if it cannot be read."""
+def _read_around(segment: Segment, entries: list[Entry]) -> tuple[bytes, int]:
+    """The bytes that all the entries are in and where they begin; none if they are many."""
+    start = min(entry.offset for entry in entries)
+    length = max(entry.offset + entry.length for entry in entries) - start
+    if len(entries) == 1 or length > MAX_BLOCK_BYTES:
+        return b"", start
     try:
-        yield entry.segment.payload(entry)
-    except (OSError, ValueError) as error:
-        logger.error("task %s cannot be read: %s", entry.id, error)
+        return files.read_at(segment.fd, length, start), start
+    except OSError:
+        return b"", start  # each is tried by itself

@@ -17,6 +17,7 @@ earlier one. On the disk a record has a newline in front of it and one behind it
 from __future__ import annotations
 
 import math
+import re
 from typing import NamedTuple
 from zlib import crc32
 
@@ -42,6 +43,11 @@ MAX_NAME_BYTES = 100
 """Of a nonce, a worker, a boot and, as anywhere, a queue. An id is longer."""
 MAX_DIGITS = 18
 """Of a time: no calculation with it overflows."""
+_ADD = re.compile(
+    rb"add:([A-Za-z0-9_.-]{1,%d}):[A-Za-z0-9_.-]{1,%d}:(-?[0-9]{1,%d})"
+    rb":(-?[0-9]{1,5}:[A-Za-z0-9_.-]{1,%d}):"
+    % (ids.MAX_ID_LENGTH, MAX_NAME_BYTES, MAX_DIGITS, MAX_NAME_BYTES)
+)
 _WORD = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-"
 
 
@@ -104,31 +110,27 @@ def rem(task_id: str, nonce: str) -> bytes:
     return _framed(f"rem:{task_id}:{nonce}".encode("ascii"))
 
 
-def fields_of_add(body: bytes) -> tuple[str, str, int, int, str]:
-    """Id, nonce, publish_at, priority and queue of an ``add``'s body, or of its beginning.
+def fields_of_add(body: bytes) -> tuple[bytes, int, bytes]:
+    """Id, publish_at and kind (see :func:`kind_of`) of an ``add``'s body, or of its beginning.
 
     ``ValueError`` for what :func:`add` never writes: it would be carried to places where it fails.
     """
-    _, task_id, nonce, publish_ms, priority, queue, _ = body.split(b":", 6)
-    if (task_id + nonce + queue).translate(None, _WORD) or not (
-        0 < len(task_id) <= ids.MAX_ID_LENGTH
-        and 0 < len(nonce) <= MAX_NAME_BYTES
-        and 0 < len(queue) <= MAX_NAME_BYTES
-    ):
-        raise ValueError("an add's names are of another form")
-    level = 0 if priority == b"0" else _number(priority, 5)
-    if not MIN_PRIORITY <= level <= MAX_PRIORITY:
+    match = _ADD.match(body)
+    if match is None:
+        raise ValueError("an add's fields are of another form")
+    task_id, publish_ms, kind = match.group(1, 2, 3)
+    return task_id, int(publish_ms), kind
+
+
+def kind_of(kind: bytes) -> tuple[int, str]:
+    """Priority and queue; ``ValueError`` for a priority that :func:`add` never writes."""
+    priority, queue = kind.split(b":")
+    if not MIN_PRIORITY <= int(priority) <= MAX_PRIORITY:
         raise ValueError("a priority that cannot be")
-    return (
-        task_id.decode("ascii"),
-        nonce.decode("ascii"),
-        _number(publish_ms, MAX_DIGITS),
-        level,
-        queue.decode("ascii"),
-    )
+    return int(priority), queue.decode("ascii")
 
 
-def fields_of_change(body: bytes) -> tuple[bytes, str, str, Run | None]:
+def fields_of_change(body: bytes) -> tuple[bytes, bytes, bytes, Run | None]:
     """Op, id, nonce and, of a ``run``, the run; ``ValueError`` for any other record."""
     op, task_id, nonce, *rest = body.split(b":", 6)
     if (
@@ -143,7 +145,7 @@ def fields_of_change(body: bytes) -> tuple[bytes, str, str, Run | None]:
     if rest:
         worker, boot_id, started_ms = rest
         run = Run(worker.decode("ascii"), boot_id.decode("ascii"), _number(started_ms, MAX_DIGITS))
-    return op, task_id.decode("ascii"), nonce.decode("ascii"), run
+    return op, task_id, nonce, run
 
 
 _CHANGES = {b"run": 3, b"end": 0, b"rem": 0}
@@ -164,6 +166,9 @@ def _framed(body: bytes) -> bytes:
     return b"\n%08x:%b\n" % (crc32(body), body)
 
 
-def payload_of(line: bytes) -> bytes:
-    """The payload of a valid ``add`` line."""
-    return records.unescape(line[records.CRC_BYTES :].split(b":", 6)[6])
+def named_payload(line: bytes) -> tuple[bytes, bytes, bytes]:
+    """Id, nonce and escaped payload of a valid ``add`` line; ``ValueError`` if it is none."""
+    op, task_id, nonce, _, _, _, payload = line[records.CRC_BYTES :].split(b":", 6)
+    if op != b"add":
+        raise ValueError(f"a record of the kind {op!r:.50} where a task was")
+    return task_id, nonce, payload

@@ -73,7 +73,7 @@ class Rescue:
         with _claimed(segment, self._batch) as (held, lost, running, locked, written):
             if not self._owned and not files.is_at_path(segment.fd, segment.path):
                 held, lost, running = [], [], []  # a compaction made what it copied durable
-            there = _adds_at_path(segment) if self._owned else set()
+            there = _adds_at_path(segment, self._batch) if self._owned else set()
             lost = [added for added in lost if log_records.names_in_add(added) not in there]
             kept = {added for added, _ in held if log_records.names_in_add(added) in there}
             batch = lost + [added for added, _ in held if added not in kept]
@@ -197,7 +197,7 @@ def _claimed(segment: Segment, batch: list[bytes]) -> Iterator[_Claimed]:
     """Claim the adds of ``batch``."""
     segment.read_on()
     written: dict[str, set[str]] = {}
-    for task_id, nonce in _adds_in(segment):
+    for task_id, nonce in _adds_in(segment, _ids_of(batch)):
         written.setdefault(task_id, set()).add(nonce)
     held: list[tuple[bytes, Entry]] = []
     lost: list[bytes] = []
@@ -206,11 +206,13 @@ def _claimed(segment: Segment, batch: list[bytes]) -> Iterator[_Claimed]:
     try:
         for added in batch:
             task_id, nonce = log_records.names_in_add(added)
-            entry = segment.tasks.get(task_id)
-            if entry is None or entry.nonce != nonce:
+            row = segment.find(task_id, nonce)
+            if row is None:
                 if nonce not in written.get(task_id, ()):
                     lost.append(added)
-            elif files.try_lock(segment.fd, entry.offset, entry.length):
+            elif _lock(segment, row):
+                entry = segment.take(row)
+                entry.id, entry.nonce = task_id, nonce
                 locked.append(entry)
                 held.append((added, entry))
             else:
@@ -223,7 +225,7 @@ def _claimed(segment: Segment, batch: list[bytes]) -> Iterator[_Claimed]:
             _unlock(segment, entry)
 
 
-def _adds_at_path(segment: Segment) -> set[tuple[str, str]]:
+def _adds_at_path(segment: Segment, batch: list[bytes]) -> set[tuple[str, str]]:
     """The adds in a file that another program (an editor) put in the place of an owned one."""
     if files.is_at_path(segment.fd, segment.path):
         return set()
@@ -232,20 +234,32 @@ def _adds_at_path(segment: Segment) -> set[tuple[str, str]]:
     except FileNotFoundError:
         return set()
     try:
-        found = _adds_in(other)
+        found = _adds_in(other, _ids_of(batch))
         files.fsync(other.fd)
         return found
     finally:
         other.close()
 
 
-def _adds_in(segment: Segment) -> set[tuple[str, str]]:
+def _ids_of(batch: list[bytes]) -> set[str]:
+    return {log_records.names_in_add(added)[0] for added in batch}
+
+
+def _adds_in(segment: Segment, wanted: set[str]) -> set[tuple[str, str]]:
+    """The adds of these ids in the file, with their nonces, whatever became of them."""
     written = set()
     for _, _, body in Scanner().read(segment.fd):
         if body.startswith(b"add:"):
             with contextlib.suppress(ValueError):  # of an unknown form
-                written.add(log_records.names_in(body))
+                names = log_records.names_in(body)
+                if names[0] in wanted:
+                    written.add(names)
     return written
+
+
+def _lock(segment: Segment, row: int) -> bool:
+    table = segment.table
+    return files.try_lock(segment.fd, table.offsets[row], table.lengths[row])
 
 
 def _remove(segment: Segment, entry: Entry, nonces: set[str]) -> bool:
@@ -265,5 +279,6 @@ def _fsync_removals(segment: Segment) -> None:
 
 
 def _unlock(segment: Segment, entry: Entry) -> None:
+    segment.let_go(entry)
     with contextlib.suppress(OSError):  # an unlock of a valid descriptor does not fail
         files.unlock(segment.fd, entry.offset, entry.length)

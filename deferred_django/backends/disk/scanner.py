@@ -7,6 +7,7 @@ front, so the fragment harms nobody else). Anything else is *damage*: bytes that
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from zlib import crc32
@@ -18,9 +19,8 @@ from deferred_django.backends.disk.records import CRC_BYTES, is_valid, looks_tor
 
 CHUNK_BYTES = 256 * 1024
 MAX_LINE_BYTES = MAX_RECORD_BYTES + CRC_BYTES
-"""A line of the log that is longer is no record, whatever its checksum."""
 MAX_LONG_LINE_BYTES = 7 * MAX_RECORD_BYTES + CRC_BYTES
-"""Nor is one of the dead-tasks file that is longer than this."""
+"""A line that is longer, of the log or the dead-tasks file, is no record, whatever its checksum."""
 MAX_DAMAGE_KEPT = 100
 
 
@@ -67,6 +67,7 @@ class Scanner:
         "damage",
         "damaged",
         "offset",
+        "stopped",
         "torn",
     )
 
@@ -77,6 +78,7 @@ class Scanner:
         self.offset = offset
         """Where the first byte not yet understood is: the beginning of a line."""
         self.torn = 0
+        self.stopped = False
         self.damage: list[Damage] = []
         """The first hundred bad places; ``damaged`` counts them all."""
         self.damaged = 0
@@ -96,12 +98,16 @@ class Scanner:
         """Unfinished records, with the one that may stand at the end of the file."""
         return self.torn + (1 if self._tail is not None else 0)
 
-    def read(self, fd: int, end: int | None = None) -> Iterator[tuple[int, int, bytes]]:
+    def read(
+        self, fd: int, end: int | None = None, *, until: float | None = None
+    ) -> Iterator[tuple[int, int, bytes]]:
         """Yield (offset of the line, its length, its body) of each good record, up to ``end``.
 
+        After ``until`` (monotonic) it stops early, between records, and is ``stopped``.
         A last line without its newline counts if its checksum is good; else it is left for the
         next call, when its writer may have finished it. Memory is bounded by a record's limit.
         """
+        self.stopped = False
         # A long unended line is not gone through again for nothing.
         known_to = None if end is not None or self._tail is None else self.offset + self._tail[0]
         if known_to is not None and not files.read_at(fd, 1, known_to):
@@ -136,6 +142,9 @@ class Scanner:
                     yield from self._records(chunk, first + 1, cut)
             parts = [chunk[cut + 1 :]]
             held = len(parts[0])
+            self.stopped = until is not None and time.monotonic() >= until
+            if self.stopped:
+                return
         tail = b"".join(parts)
         if self._long is not None:
             self._pass_by(tail)
@@ -157,7 +166,7 @@ class Scanner:
             elif not line:
                 if self._bad is not None:
                     self._judge_bad(followed_by_record=False)
-            elif line in self._own:
+            elif self._own and line in self._own:
                 self._own.discard(line)
                 self._good_line(line)
             elif line[:CRC_BYTES] == b"%08x:" % crc32(body := line[CRC_BYTES:]):

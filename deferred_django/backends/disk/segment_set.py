@@ -10,8 +10,10 @@ import os
 import time
 from collections.abc import Callable
 
+from deferred_django.backends.disk import files
+from deferred_django.backends.disk.long_line import HEAD_BYTES
 from deferred_django.backends.disk.names import StoreNames
-from deferred_django.backends.disk.segment import Entry, OverwrittenError, Segment
+from deferred_django.backends.disk.segment import OverwrittenError, Segment
 from deferred_django.backends.disk.watch import POLL_SECONDS, DirectoryWatch
 
 logger = logging.getLogger("deferred_django.disk")
@@ -20,10 +22,18 @@ logger = logging.getLogger("deferred_django.disk")
 class SegmentSet:
     """Opens segments that appear, reads on in those that grew, drops those that went."""
 
-    def __init__(self, names: StoreNames, found: Callable[[list[Entry]], None]) -> None:
-        """``found`` is given the pending tasks that were read."""
+    def __init__(
+        self,
+        names: StoreNames,
+        found: Callable[[Segment, range], None],
+        lost: Callable[[Segment], None],
+    ) -> None:
+        """``found`` is given the rows of tasks that were read; none of a ``lost`` one count."""
         self._names = names
         self._found = found
+        self._lost = lost
+        self._unread: dict[str, int] = {}
+        """Segments that have grown, by name, and how far they are to be read."""
         self._by_name: dict[str, Segment] = {}
         self._dropped: list[Segment] = []
         self._listed_at = 0.0
@@ -53,8 +63,12 @@ class SegmentSet:
                 found.append(f"{segment.path}: may not be written by this user")
         return found
 
-    def refresh(self, watch: DirectoryWatch | None = None) -> None:
-        """Bring everything up to date; only what the watch names, if it can tell."""
+    def refresh(self, watch: DirectoryWatch | None = None, until: float | None = None) -> bool:
+        """Bring everything up to date; only what the watch names, if it can tell.
+
+        ``False`` if at ``until`` (monotonic) more was left to read: call it again. Segments that
+        were read before are first, and then those whose first task was due first.
+        """
         changed = watch.changed() if watch is not None else None
         now = time.monotonic()
         if changed is None or now - self._listed_at >= POLL_SECONDS:
@@ -68,49 +82,83 @@ class SegmentSet:
         for segment in [segment for segment in self._dropped if not _is_in_use(segment)]:
             self._dropped.remove(segment)
             segment.close()
+        for name in self._reading_order():
+            if not self._guarded(name, self._read_unread, until):
+                break
+        return not self._unread
 
-    def _look_at(self, name: str) -> None:
-        path = self._names.at(name)
-        segment = self._by_name.get(name)
+    def _reading_order(self) -> list[str]:
+        if len(self._unread) < 2:
+            return list(self._unread)
+        found = []
+        for name in self._unread:
+            segment = self._by_name.get(name)
+            known = segment is None or segment.size_read >= 0
+            found.append((0, name) if known or segment is None else (_first_ms(segment), name))
+        return [name for _, name in sorted(found)]
+
+    def _guarded(self, name: str, action: Callable[..., bool], *arguments: object) -> bool:
+        """Do something with a file of the store, which may not be there or not be readable."""
         try:
-            there = os.stat(path)
-            if segment is not None and not segment.writable:
-                segment = self._try_to_write(segment)
-            if segment is not None:
-                here = os.fstat(segment.fd)
-                if (here.st_ino, here.st_dev) != (there.st_ino, there.st_dev):
-                    self.drop(segment)
-                    segment = None
-                elif there.st_size < segment.scanner.offset:
-                    logger.error("%s was cut off to %d bytes", path, there.st_size)
-                    segment.was_cut = True
-                    self.drop(segment)
-                    segment = None
-                elif there.st_size == segment.size_read:
-                    self.unreadable.pop(name, None)
-                    return
-            if segment is None:
-                segment = self._by_name[name] = Segment.open(name, path)
-            try:
-                self.read_on(segment)
-            except OverwrittenError as error:
-                logger.error("%s", error)
-                segment = self._by_name[name] = Segment.open(name, path)
-                self.read_on(segment)
-            segment.size_read = there.st_size
-            self.unreadable.pop(name, None)
+            return action(name, *arguments)
         except FileNotFoundError as error:
+            segment = self._by_name.get(name)
             if segment is not None:
                 self.drop(segment)
-            if os.path.islink(path):  # to nowhere: it will not go by itself
+            if os.path.islink(self._names.at(name)):  # to nowhere: it will not go by itself
                 self._note_unreadable(name, error)
         except OSError as error:
             self._note_unreadable(name, error)
+        self._unread.pop(name, None)
+        return True
 
     def _note_unreadable(self, name: str, error: OSError) -> None:
         if name not in self.unreadable:
             logger.error("%s cannot be read: %s", self._names.at(name), error)
         self.unreadable[name] = str(error)
+
+    def _look_at(self, name: str) -> None:
+        self._guarded(name, self._open)
+
+    def _open(self, name: str) -> bool:
+        path = self._names.at(name)
+        segment = self._by_name.get(name)
+        there = os.stat(path)
+        if segment is not None and not segment.writable:
+            segment = self._try_to_write(segment)
+        if segment is not None:
+            here = os.fstat(segment.fd)
+            if (here.st_ino, here.st_dev) != (there.st_ino, there.st_dev):
+                self.drop(segment)
+                segment = None
+            elif there.st_size < segment.scanner.offset:
+                logger.error("%s was cut off to %d bytes", path, there.st_size)
+                segment.was_cut = True
+                self.drop(segment)
+                segment = None
+            elif there.st_size == segment.size_read:
+                self.unreadable.pop(name, None)
+                return True
+        if segment is None:
+            self._by_name[name] = Segment.open(name, path)
+        self._unread.setdefault(name, there.st_size)
+        return True
+
+    def _read_unread(self, name: str, until: float | None) -> bool:
+        segment, size = self._by_name[name], self._unread[name]
+        try:
+            self.read_on(segment, until)
+        except OverwrittenError as error:
+            logger.error("%s", error)
+            segment = self._by_name[name] = Segment.open(name, segment.path)
+            self.read_on(segment, until)
+        self._unread[name] = size  # which dropping the old one has removed
+        if segment.scanner.stopped and segment.scanner.offset < size:
+            return False
+        segment.size_read = self._unread.pop(name)
+        self.unreadable.pop(name, None)
+        self._index(segment)
+        return until is None or time.monotonic() < until
 
     def _try_to_write(self, segment: Segment) -> Segment:
         """The segment, opened anew if it may be written by now."""
@@ -122,32 +170,43 @@ class SegmentSet:
         self._by_name[segment.name] = again
         return again
 
-    def read_on(self, segment: Segment) -> None:
+    def read_on(self, segment: Segment, until: float | None = None) -> None:
         """Read what was appended to one segment, and report damage that is new.
 
         :class:`OverwrittenError` if the file has lost what was read before: then it is dropped.
         """
         known = segment.scanner.damaged
-        fresh: list[Entry] = []
         try:
-            segment.read_on(fresh)
+            segment.read_on(until)
         except OverwrittenError:
             segment.was_cut = True
             self.drop(segment)
+            raise
+        except OSError:
+            self._index(segment)
             raise
         finally:
             if segment.scanner.damaged > known:
                 for damage in segment.scanner.damage[known:]:
                     logger.error("%s: byte %d: %s", segment.path, damage.offset, damage.reason)
-            pending = [entry for entry in fresh if not entry.gone]
-            if pending:
-                self._found(pending)
+        if not segment.scanner.stopped:
+            self._index(segment)
+
+    def _index(self, segment: Segment) -> None:
+        # Only when it was read to the end: so that to claim a task of it reads no more than what
+        # was appended meanwhile, and its tasks are in order.
+        rows = range(segment.indexed, len(segment.table))
+        if rows:
+            segment.indexed = len(segment.table)
+            self._found(segment, rows)
 
     def drop(self, segment: Segment) -> None:
         """The file is not the store's any more; its descriptor lives on while it is in use."""
         if self._by_name.get(segment.name) is segment:
             del self._by_name[segment.name]
+            self._unread.pop(segment.name, None)
             segment.mark_all_gone()
+            self._lost(segment)
             self._dropped.append(segment)
 
     def close(self) -> None:
@@ -163,3 +222,12 @@ class SegmentSet:
 
 def _is_in_use(segment: Segment) -> bool:
     return segment.users > 0 or (segment.was_cut and bool(segment.unsynced_adds))
+
+
+def _first_ms(segment: Segment) -> int:
+    """When the first task in the file is or was due; 0 if that is not to be seen."""
+    try:
+        head = files.read_at(segment.fd, HEAD_BYTES, 0).lstrip(b"\n")
+        return int(head.split(b":", 5)[4])
+    except (OSError, ValueError, IndexError):
+        return 0

@@ -10,18 +10,19 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from deferred_django import ids
-from deferred_django.backends.disk import descriptors, log_records, tidy
+from deferred_django.backends.disk import descriptors, log_records, survey, tidy
 from deferred_django.backends.disk.boot import boot_id
-from deferred_django.backends.disk.claims import Claims, payload_of, survey
+from deferred_django.backends.disk.claims import Claims
 from deferred_django.backends.disk.due_index import DueIndex
 from deferred_django.backends.disk.log_records import Run
 from deferred_django.backends.disk.names import StoreNames
 from deferred_django.backends.disk.segment import Entry, Segment
 from deferred_django.backends.disk.segment_set import SegmentSet
+from deferred_django.backends.disk.survey import Counts
 from deferred_django.backends.disk.syncer import Syncer
 from deferred_django.backends.disk.waiter import Waiter
 from deferred_django.backends.disk.worker_appends import WorkerAppends
@@ -31,6 +32,9 @@ logger = logging.getLogger("deferred_django.disk")
 
 WORKER_SYNC_SECONDS = 0.5
 """The period of the timer where ``fsync_frequency`` is 0: for what workers append."""
+READ_SECONDS = 0.05
+"""So long the mutex is held, about, to read a part of a backlog."""
+YIELD_SECONDS = 0.002
 
 
 class TasksStorage:
@@ -59,7 +63,7 @@ class TasksStorage:
         # Reentrant: a tick that runs inline (no threads) comes from within a call.
         self._mutex = threading.RLock()
         self._index = DueIndex()
-        self._segments = SegmentSet(self.names, self._found)
+        self._segments = SegmentSet(self.names, self._found, self._index.forget)
         self._claims = Claims(self._segments, self._index)
         self._appends = WorkerAppends(self._segments, self._mutex, self._writer)
         self._waiter = Waiter(self.names.path)
@@ -85,26 +89,26 @@ class TasksStorage:
 
     # -- reading -------------------------------------------------------------------------------
 
-    def _found(self, entries: list[Entry]) -> None:
+    def _found(self, segment: Segment, rows: range) -> None:
         if self._claiming:
-            now_ms = _now_ms()
-            for entry in entries:
-                self._index.push(entry, now_ms)
+            self._index.push_rows(segment, rows, _now_ms())
 
     def survey(self) -> list[tuple[Entry, bool]]:
         """All pending tasks, each with whether somebody has claimed it."""
-        with self._reading():
-            return [pair for segment in self._segments.segments() for pair in survey(segment)]
+        return [(entry, claimed) for entry, claimed, _ in self.survey_with_payloads()]
 
     def survey_with_payloads(self) -> list[tuple[Entry, bool, bytes]]:
         """The same with their contexts."""
         with self._reading():
-            return [
-                (entry, claimed, payload)
-                for segment in self._segments.segments()
-                for entry, claimed in survey(segment)
-                for payload in payload_of(entry)
-            ]
+            return [found for each in self._segments.segments() for found in survey.entries(each)]
+
+    def overview(self) -> tuple[Counts, list[str]]:
+        """How many pending tasks there are, and sentences about what is wrong."""
+        counts, now_ms = Counts(), time.time() * 1000
+        with self._reading():
+            for segment in self._segments.segments():
+                survey.count(segment, now_ms, counts)
+            return counts, self._problems()
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -125,8 +129,11 @@ class TasksStorage:
     def problems(self) -> list[str]:
         """Sentences about files that cannot be read and bytes that no write left."""
         with self._reading():
-            found = self._segments.problems()
-            return found + [f"{name}: a damaged segment was kept" for name in self.names.asides()]
+            return self._problems()
+
+    def _problems(self) -> list[str]:
+        found = self._segments.problems()
+        return found + [f"{name}: a damaged segment was kept" for name in self.names.asides()]
 
     # -- claiming ------------------------------------------------------------------------------
 
@@ -137,37 +144,33 @@ class TasksStorage:
         exclude: Collection[str],
         task_ids: Collection[str] | None,
     ) -> list[tuple[Entry, bytes]]:
-        """Claim due tasks; see :meth:`Backend.claim_tasks`. Each comes with its payload."""
-        with self._mutex:
-            self._claims.settle()
-            if not self._claiming:
-                self._claiming = True
-                self._segments.close()  # what was read for a look is not in the index
-            self._segments.refresh(self._waiter.watch)
-            now_ms = _now_ms()
-            self._index.advance(now_ms, time.monotonic())
-            if task_ids is None:
-                taken = self._claims.take(limit, queues, exclude)
-            else:
-                named = [
-                    entry
-                    for entry in self._named(task_ids)
-                    if entry.publish_ms <= now_ms
-                    and (queues is None or entry.queue in queues)
-                    and entry.queue not in exclude
-                ]
-                taken = self._claims.take_these(named[:limit])
-            if taken:
-                self._waiter.not_in_vain()
-            claimed = self._claims.with_payloads(taken)
-        self._syncer.soon()
-        return claimed
+        """Claim due tasks; see :meth:`Backend.claim_tasks`. Each comes with its payload.
 
-    def _named(self, task_ids: Iterable[str]) -> Iterator[Entry]:
-        for task_id in task_ids:
-            for segment in self._segments.segments():
-                if task_id in segment.tasks:
-                    yield segment.tasks[task_id]
+        A backlog is read in slices, so that the first tasks start at once: what is claimed
+        meanwhile is the best of what was read. Nothing is said to be there only after all was.
+        """
+        while True:
+            with self._mutex:
+                self._claims.settle()
+                if not self._claiming:
+                    self._claiming = True
+                    self._segments.close()  # what was read for a look is not in the index
+                all_read = self._read_a_slice()
+                now_ms = _now_ms()
+                self._index.advance(now_ms, time.monotonic())
+                if task_ids is None:
+                    taken = self._claims.take(limit, queues, exclude)
+                else:
+                    taken = self._claims.take_named(task_ids, limit, queues, exclude, now_ms)
+                if taken:
+                    self._waiter.not_in_vain()
+                claimed = self._claims.with_payloads(taken)
+            if claimed or all_read:
+                self._syncer.soon()
+                return claimed
+
+    def _read_a_slice(self) -> bool:
+        return self._segments.refresh(self._waiter.watch, time.monotonic() + READ_SECONDS)
 
     def start(self, entry: Entry) -> None:
         """Write the task's ``run``; without it the task must not be started."""
@@ -204,8 +207,10 @@ class TasksStorage:
     def remove(self, task_id: str) -> bool:
         """Drop a pending task, durably; ``False`` if there is none or it is claimed."""
         with self._reading():
-            named = list(self._named([task_id]))
-            taken = self._claims.take_these(named)
+            named = list(self._claims.find([task_id]))
+            taken = [
+                entry for entry, _ in self._claims.with_payloads(self._claims.take_these(named))
+            ]
             removed: list[Segment] = []
             try:
                 for entry in taken:
@@ -253,21 +258,20 @@ class TasksStorage:
 
     def maintain(self) -> None:
         """Erase drained segments, compact mostly dead ones, remove what killed processes left."""
+        while not self._read_on_idle():
+            time.sleep(YIELD_SECONDS)  # let those have the mutex that claim
         with self._mutex:
             self._claims.settle()
-            self._segments.refresh(self._waiter.watch)
             for segment in self._segments.segments():
-                try:
-                    if tidy.tidy(self.names, segment, self._segments.read_on):
-                        self._segments.drop(segment)
-                except FileNotFoundError:
-                    pass  # somebody else erased it
-                except OSError as error:
-                    if segment.untidy != (untidy := str(error)):  # once, not at each try
-                        segment.untidy = untidy
-                        logger.warning("%s could not be tidied: %s", segment.path, error)
+                if tidy.tidied(self.names, segment, self._segments.read_on):
+                    self._segments.drop(segment)
             tidy.remove_stale_temps(self.names, self.names.listing())
             self._segments.refresh()
+
+    def _read_on_idle(self) -> bool:
+        with self._mutex:
+            self._claims.settle()
+            return self._read_a_slice()
 
     def close(self) -> None:
         """Make durable what is not, and let go of everything but claims that are still held."""

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 from collections.abc import Callable, Iterator
 
-from deferred_django.backends.disk import files, locks, log_records
+from deferred_django.backends.disk import files, locks, log_records, survey
 from deferred_django.backends.disk.names import ASIDE_SUFFIX, TEMP_SUFFIX, StoreNames
 from deferred_django.backends.disk.segment import Entry, Segment
+
+logger = logging.getLogger("deferred_django.disk")
 
 COMPACT_BYTES = 64 * 1024
 """A smaller segment is not worth two fsyncs."""
@@ -50,8 +53,8 @@ def is_overgrown(segment: Segment) -> bool:
 
 def tidy(names: StoreNames, segment: Segment, read_on: ReadOn) -> bool:
     """Erase, set aside or compact the segment if it is free and worth it; whether it was."""
-    drained = not segment.tasks
-    if not segment.writable or segment.users:
+    drained = not segment.table.live
+    if not segment.writable or segment.users or segment.size_read < 0:
         return False
     if not drained and (
         segment.scanner.offset < COMPACT_BYTES or segment.is_damaged or not is_mostly_dead(segment)
@@ -64,13 +67,26 @@ def tidy(names: StoreNames, segment: Segment, read_on: ReadOn) -> bool:
             return False
         read_on(segment)
         segment.scanner.at_end()
-        if not segment.tasks:
+        if not segment.table.live:
             _erase(names, segment, fd)
             return True
         if segment.is_damaged or not is_mostly_dead(segment):
             return False
         _compact(names, segment, fd)
         return True
+
+
+def tidied(names: StoreNames, segment: Segment, read_on: ReadOn) -> bool:
+    """The same; what cannot be done now is left for another time."""
+    try:
+        return tidy(names, segment, read_on)
+    except FileNotFoundError:
+        pass  # somebody else erased it
+    except OSError as error:
+        if segment.untidy != (untidy := str(error)):  # once, not at each try
+            segment.untidy = untidy
+            logger.warning("%s could not be tidied: %s", segment.path, error)
+    return False
 
 
 @contextlib.contextmanager
@@ -144,8 +160,13 @@ def _live_chunks(segment: Segment) -> Iterator[bytes]:
     """The live adds as they are and their runs, in the order of the file, in blocks."""
     block: list[bytes] = []
     size = 0
-    for entry in sorted(segment.tasks.values(), key=_offset):
-        line = _line(segment, entry)
+    for row, line in survey.lines(segment, segment.table.live_rows()):
+        entry = Entry(segment, row)
+        try:
+            entry.name(line)
+        except ValueError as error:
+            # A copy that is less than the record must not replace it.
+            raise OSError(errno.EIO, str(error), segment.path) from error
         block.append(b"\n%b\n" % line)
         block += [log_records.run(entry.id, entry.nonce, run) for run in entry.runs]
         size += len(line)
@@ -154,18 +175,6 @@ def _live_chunks(segment: Segment) -> Iterator[bytes]:
             block, size = [], 0
     if block:
         yield b"".join(block)
-
-
-def _line(segment: Segment, entry: Entry) -> bytes:
-    # A copy that is less than the record must not replace it.
-    try:
-        return segment.line(entry)
-    except ValueError as error:
-        raise OSError(errno.EIO, str(error), segment.path) from error
-
-
-def _offset(entry: Entry) -> int:
-    return entry.offset
 
 
 def remove_stale_temps(names: StoreNames, listing: list[str]) -> None:

@@ -8,9 +8,10 @@ import stat
 from collections.abc import Iterable
 
 from deferred_django.backends.base import Finding
+from deferred_django.backends.disk import survey
 from deferred_django.backends.disk.names import StoreNames
 from deferred_django.backends.disk.scanner import Damage
-from deferred_django.backends.disk.segment import Segment
+from deferred_django.backends.disk.segment import Entry, Segment
 
 
 def verify_segments(names: StoreNames) -> list[Finding]:
@@ -55,9 +56,10 @@ def _verify(path: str, name: str) -> list[Finding]:
         size = os.fstat(segment.fd).st_size
         scanner = segment.scanner
         scanner.at_end()
-        for entry in segment.tasks.values():
+        for row, line in survey.lines(segment, segment.table.live_rows()):
+            entry = Entry(segment, row)
             try:
-                segment.payload(entry)
+                entry.name(line if len(line) == entry.length else segment.line(entry))
             except ValueError as error:
                 scanner.note_damage(Damage(entry.offset, entry.length, str(error)))
         found = [
