@@ -34,8 +34,8 @@ def main() -> None:
         log.check(content, cuts, small=bool(bits & SMALL))
 
     def one_dead(data: bytes) -> None:
-        bits, _, content = unpack(data)
-        dead.check(content, small=bool(bits & SMALL), change=bool(bits & CHANGE))
+        bits, cuts, content = unpack(data)
+        dead.check(content, cuts, small=bool(bits & SMALL), change=bool(bits & CHANGE))
 
     with quiet():
         atheris.Setup(arguments, one_dead if "--dead" in sys.argv else one_log)

@@ -13,7 +13,15 @@ import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from deferred_django.backends.disk import dead_tasks_cold, dead_tasks_tail, scanner
+from deferred_django.backends.disk import (
+    dead_tasks_cold,
+    dead_tasks_index,
+    dead_tasks_reader,
+    dead_tasks_removal,
+    dead_tasks_rows,
+    dead_tasks_tail,
+    scanner,
+)
 from deferred_django.backends.disk.dead_tasks_storage import DeadTasksStorage
 from deferred_django.backends.disk.scanner import Scanner
 from deferred_django.backends.disk.segment import Entry, Segment
@@ -27,7 +35,7 @@ LIMITS = {False: (reference.LOG_LIMIT, reference.DEAD_LIMIT), True: (SMALL_LIMIT
 
 @contextlib.contextmanager
 def small_blocks(small: bool) -> Iterator[None]:
-    """Blocks so small that most lines are long ones, and a limit that some exceed."""
+    """Blocks so small that most lines are long ones, a limit that some exceed, hashes that meet."""
     if not small:
         yield
         return
@@ -38,6 +46,15 @@ def small_blocks(small: bool) -> Iterator[None]:
         (dead_tasks_cold, "CHUNK_BYTES", SMALL_CHUNK),
         (dead_tasks_tail, "BACKWARD_BYTES", SMALL_CHUNK),
         (dead_tasks_tail, "MAX_LONG_LINE_BYTES", SMALL_LIMIT),
+        (dead_tasks_cold, "SEARCH_BYTES", SMALL_CHUNK),
+        (dead_tasks_index, "_HEADS_BYTES", 600),
+        (dead_tasks_reader, "COLD_LINES", 3),
+        (dead_tasks_reader, "PAGE_RECORDS", 2),
+        (dead_tasks_reader, "SEARCHES", 2),
+        (dead_tasks_reader, "SOON_BYTES", 100),
+        (dead_tasks_removal, "BLOCK_BYTES", SMALL_CHUNK),
+        (dead_tasks_removal, "SYNC_BYTES", 200),
+        (dead_tasks_rows, "_HASH_MASK", 1),
     )
     before = [(module, name, getattr(module, name)) for module, name, _ in changed]
     for module, name, value in changed:
@@ -93,7 +110,7 @@ class LogLevel:
             self._compare_tasks(segment, expected)
             segment.scanner.at_end()
             compare_damage(segment.scanner, expected)
-            if cuts and all(reads_on_alike(content, cut, limit) for cut in cuts):
+            if cuts and all(reads_on_alike(content, cut, limit, log=True) for cut in cuts):
                 os.ftruncate(self._fd, 0)
                 segment = self._segment()
                 for cut in sorted(cuts):
@@ -140,19 +157,20 @@ def compare_damage(found: Scanner, expected: reference.Reading) -> None:
     assert found.torn_in_all == expected.torn
 
 
-def reads_on_alike(content: bytes, cut: int, limit: int) -> bool:
+def reads_on_alike(content: bytes, cut: int, limit: int, *, log: bool) -> bool:
     """Whether a reader that came when ``cut`` bytes were there may not have seen anything else.
 
     It takes a last line without its newline for a record if the checksum is right. Nobody but a
-    foreign hand writes on in that line; then the record was given, and is no line any more.
+    foreign hand writes on in that line; then the record was given, and is no line any more. Zeros
+    behind it may be followed by others in the log alone: in the dead-tasks file they are cut off.
     """
     start = content.rfind(b"\n", 0, cut) + 1
     end = content.find(b"\n", cut)
     line = content[start : len(content) if end < 0 else end]
     begun = content[start:cut]
     for record in (begun, begun.rstrip(b"\0")):
-        if reference.is_record(record, limit) and line != record and line.rstrip(b"\0") != record:
-            return False
+        if reference.is_record(record, limit) and line != record:
+            return line.rstrip(b"\0") == record and (log or end < 0)
     return True
 
 
@@ -168,28 +186,60 @@ class DeadLevel:
 
     def attempt(self, content: bytes, chance: random.Random) -> None:
         """Check ``content``, in a way that ``chance`` chooses."""
-        self.check(content, small=chance.random() < 0.5, change=chance.random() < 0.5)
+        cuts = mutations.places_to_stop(content, chance)
+        small, change = chance.random() < 0.5, chance.random() < 0.5
+        self.check(content, cuts, small=small, change=change)
 
-    def check(self, content: bytes, *, small: bool = False, change: bool = True) -> None:
-        """Read ``content`` in every way; then add to it and remove from it."""
+    def check(
+        self,
+        content: bytes,
+        cuts: Sequence[int] = (),
+        *,
+        small: bool = False,
+        change: bool = True,
+    ) -> None:
+        """Read ``content`` in every way; then add to it and remove from it.
+
+        With ``cuts``, by a reader that has looked at it while it grew to each of these lengths.
+        """
         _, limit = LIMITS[small]
         expected = reference.read_dead(content, limit)
+        if not all(reads_on_alike(content, cut, limit, log=False) for cut in cuts):
+            cuts = ()
         with small_blocks(small):
-            self._path.write_bytes(content)
             store = self._store()
+            self._path.write_bytes(b"")
+            for cut in sorted(cuts):
+                self._grow(content[:cut])
+                store.count()
+            self._grow(content)
             self._compare(store, expected)
             assert self._path.read_bytes() == content, "reading changes nothing"
             if change:
                 self._change(content, store, limit)
 
+    def _grow(self, content: bytes) -> None:
+        with self._path.open("r+b") as file:
+            start = file.seek(0, os.SEEK_END)
+            file.write(content[start:])
+
     def _compare(self, store: DeadTasksStorage, expected: reference.Reading) -> None:
         newest_first = list(expected.dead.items())[::-1]
-        assert self._store().read(limit=100) == newest_first[:100]
+        for reader in (self._store(), store):
+            for limit, offset in ((100, 0), (2, 0), (1, 1), (3, 2)):
+                page = reader.read(limit=limit, offset=offset)
+                assert page == newest_first[offset : offset + limit]
+        cold = self._store()
+        for name, data in newest_first:
+            assert cold.find(name) == data
+        assert cold.find("nobody") is None
+        assert list(self._store().iterate()) == newest_first
         assert store.read() == newest_first
         assert store.count() == len(newest_first)
         for name, data in newest_first:
             assert store.find(name) == data
         assert store.find("nobody") is None
+        assert store.problems() == self._store().problems()
         findings = store.verify()
         offsets = [found.offset for found in findings if found.kind == "damage"]
         if len(expected.damage) <= scanner.MAX_DAMAGE_KEPT:
