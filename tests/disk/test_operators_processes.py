@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import random
 import shutil
 import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +21,7 @@ from deferred_django.backends.base import BackendConfig
 from deferred_django.backends.disk import files, log_records
 from deferred_django.backends.disk.backend import DiskBackend
 from deferred_django.backends.disk.scanner import Scanner
+from tests.disk import dlq
 from tests.disk.support import add, open_storage, segments
 from tests.harness import Project
 from tests.support import wait_until
@@ -96,23 +102,63 @@ CUTS = 25
 PRODUCERS = 2
 
 
-def produce(store: Path, ledger: int) -> None:
+class Ledger:
+    """Lines of many processes, each by one write."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+    def write(self, *words: str) -> None:
+        os.write(self._fd, " ".join(words).encode() + b"\n")
+
+    def read(self) -> list[list[str]]:
+        os.close(self._fd)
+        return [line.split() for line in self._path.read_text().splitlines()]
+
+
+def start(*functions: Callable[[], None]) -> list[int]:
+    """Each in a process of its own."""
+    children = []
+    for function in functions:
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                random.seed()
+                function()
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+                sys.stderr.flush()
+            finally:
+                os._exit(code)
+        children.append(pid)
+    return children
+
+
+def assert_ended_well(children: list[int]) -> None:
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
+    assert codes == [0] * len(children)
+
+
+def produce(store: Path, ledger: Ledger) -> None:
     storage = open_storage(store, fsync_frequency=0.05)
     while not (store.parent / "stop").exists():
         task_id = add(storage)
-        os.write(ledger, f"ack {task_id} {time.monotonic():.6f}\n".encode())
+        ledger.write("ack", task_id, f"{time.monotonic():.6f}")
         time.sleep(0.0005)
     storage.close()
 
 
-def work(store: Path, ledger: int) -> None:
+def work(store: Path, ledger: Ledger) -> None:
     storage = open_storage(store)
     idle = 0
     while not (store.parent / "stop").exists() or idle < 20:
         claimed = storage.claim(20, None, (), None)
         for number, (entry, payload) in enumerate(claimed):
             storage.start(entry)
-            os.write(ledger, f"run {entry.id} 0\n".encode())
+            ledger.write("run", entry.id, "0")
             if number % 7 == 0 and payload == b"x":
                 storage.reschedule(entry, b"again", 0.0)
             else:
@@ -128,21 +174,10 @@ def test_copy_and_truncate_under_load(tmp_path: Path) -> None:
     """What is lost was durable and is in a copy, or came between a copy and its cut."""
     store = tmp_path / "store"
     store.mkdir()
-    ledger = os.open(tmp_path / "ledger", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    children = []
-    for function in (*[produce] * PRODUCERS, work, work):
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                function(store, ledger)
-                code = 0
-            except BaseException:
-                traceback.print_exc()
-                sys.stderr.flush()
-            finally:
-                os._exit(code)
-        children.append(pid)
+    ledger = Ledger(tmp_path / "ledger")
+    children = start(
+        *[lambda: produce(store, ledger)] * PRODUCERS, *[lambda: work(store, ledger)] * 2
+    )
     between: list[tuple[float, float]] = []
     try:
         wait_until(lambda: len(segments(store)) == PRODUCERS, timeout=30)
@@ -158,13 +193,10 @@ def test_copy_and_truncate_under_load(tmp_path: Path) -> None:
                 time.sleep(0.02)
     finally:
         (tmp_path / "stop").touch()
-        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
-        os.close(ledger)
-    assert codes == [0] * len(children)
+        assert_ended_well(children)
     acked: dict[str, float] = {}
     ran = set()
-    for line in (tmp_path / "ledger").read_text().splitlines():
-        what, task_id, at = line.split()
+    for what, task_id, at in ledger.read():
         if what == "ack":
             acked[task_id] = float(at)
         else:
@@ -195,3 +227,65 @@ def ids_in(directory: Path) -> set[str]:
         finally:
             files.close(fd)
     return found
+
+
+# -- the dead tasks' lock files ------------------------------------------------------------------
+
+
+SECONDS = 1.5
+
+
+def test_lock_files_removed_again_and_again_under_load(tmp_path: Path) -> None:
+    """Two or three then believe that they have the lock; nothing that was promised is lost."""
+    store = tmp_path / "store"
+    store.mkdir()
+    ledger = Ledger(tmp_path / "ledger")
+    end = time.monotonic() + SECONDS
+
+    def adding(name: str) -> None:
+        dead = dlq.open_store(store)
+        number = 0
+        while time.monotonic() < end:
+            number += 1
+            task_id = f"{name}-{number}"
+            try:
+                dead.add(task_id, dlq.record(task_id, random.choice([0, 50, 5000, 100_000])))
+            except OSError as error:
+                if error.errno != errno.ESTALE:
+                    raise
+            else:
+                ledger.write("ack", task_id)
+
+    def removing() -> None:
+        dead = dlq.open_store(store)
+        while time.monotonic() < end:
+            ids = [task_id for task_id, _ in dead.read(limit=20)]
+            some = random.sample(ids, min(len(ids), 3))
+            ledger.write("remove", *some)
+            try:
+                if random.random() < 0.5:
+                    dead.remove(some)
+                else:
+                    dead.take(some, lambda task_id, data: None, lambda: None)
+            except OSError as error:
+                if error.errno not in (errno.EBUSY, errno.ESTALE):
+                    raise
+
+    children = start(*[partial(adding, name) for name in "abc"], removing, removing)
+    removed = 0
+    while time.monotonic() < end:
+        for lock in (dlq.lock_file(store), dlq.removal_lock_file(store)):
+            with contextlib.suppress(FileNotFoundError):
+                lock.unlink()
+                removed += 1
+        time.sleep(random.uniform(0.0, 0.01))
+    assert_ended_well(children)
+    promised: set[str] = set()
+    doomed: set[str] = set()
+    for what, *ids in ledger.read():
+        (promised if what == "ack" else doomed).update(ids)
+    assert removed > 20
+    assert len(promised) > 20
+    last = dlq.open_store(store)
+    assert promised - doomed <= set(dlq.names(last))
+    assert last.verify() == []
