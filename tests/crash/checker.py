@@ -100,14 +100,19 @@ class Checker:
         self._path = os.path.join(self._root, STORE)
         self._open: list[TasksStorage] = []
 
-    def examine(self, image: Image) -> Found:
-        """What is on the disk; with what is wrong with it, whatever was promised."""
+    def examine(self, image: Image, *, thoroughly: bool = True) -> Found:
+        """What is on the disk; with what is wrong with it, whatever was promised.
+
+        ``thoroughly``: by working on it too.
+        """
         found = Found()
         try:
             _clear(self._root)
             write_image(image, self._root)
             found.log, found.dead = self._look_at_log(), self._look_at_dead()
-            self._check(image, found.log, found.dead)
+            said = self._check(image, found.log, found.dead)
+            if thoroughly:
+                self._go_on(image, found.log, found.dead, said)
         except BrokenPromiseError as error:
             found.complaint = str(error)
         except Exception as error:
@@ -119,10 +124,14 @@ class Checker:
             self._open.clear()
         return found
 
-    def _check(self, image: Image, log: Log, dead: Dead) -> None:
-        bytes_say = _read_plainly(image)
-        expect(_sorted(log) == _sorted(bytes_say.log), f"the log shows {log}, not {bytes_say.log}")
-        expect(dead == bytes_say.dead, f"the dead tasks shown are {dead}, not {bytes_say.dead}")
+    @staticmethod
+    def _check(image: Image, log: Log, dead: Dead) -> _Said:
+        said = _read_plainly(image)
+        expect(_sorted(log) == _sorted(said.log), f"the log shows {log}, not {said.log}")
+        expect(dead == said.dead, f"the dead tasks shown are {dead}, not {said.dead}")
+        return said
+
+    def _go_on(self, image: Image, log: Log, dead: Dead, said: _Said) -> None:
         verify.verify_segments(StoreNames(self._path, PREFIX))
         DeadTasksStorage(self._path, PREFIX).verify()
         self._expect_unchanged(image)
@@ -131,7 +140,7 @@ class Checker:
             self._add_and_remove_dead_task(dead)
         if any(_SEGMENT.search(path) for path, _ in image) or not dead:
             self._add_and_remove_task(log)
-            self._drain(log, bytes_say.asides)
+            self._drain(log, said.asides)
 
     # -- looking -------------------------------------------------------------------------------
 
@@ -188,16 +197,19 @@ class Checker:
     def _add_and_remove_dead_task(self, dead: Dead) -> None:
         storage = DeadTasksStorage(self._path, PREFIX)
         storage.add(NEXT, NEXT_RECORD)
-        there = dict(DeadTasksStorage(self._path, PREFIX).read())
+        there = self._dead()
         expect(there.pop(NEXT, None) == NEXT_RECORD, "the next dead task is not there")
         expect(there == dead, f"after an add the dead tasks are {there}, before: {dead}")
         expect(storage.remove([NEXT]) == 1, "the next dead task could not be removed")
-        there = dict(DeadTasksStorage(self._path, PREFIX).read())
+        there = self._dead()
         expect(there == dead, f"after a removal the dead tasks are {there}, before: {dead}")
         removed = storage.remove(dead)
         expect(removed == len(dead), f"{removed} of {len(dead)} dead tasks were removed")
-        there = dict(DeadTasksStorage(self._path, PREFIX).read())
+        there = self._dead()
         expect(not there, f"after all was removed there is {there}")
+
+    def _dead(self) -> Dead:
+        return dict(DeadTasksStorage(self._path, PREFIX).read(limit=1000))
 
     def _drain(self, log: Log, asides: int) -> None:
         ran: Log = {}

@@ -147,7 +147,8 @@ class _Enumeration:
                 continue
             self._seen.add((image, page))
             if image not in self._disks:
-                self._disks[image] = self._checker.examine(image)
+                thoroughly = self._chance.random() < limits.thorough
+                self._disks[image] = self._checker.examine(image, thoroughly=thoroughly)
             complaint = self._disks[image].breaks(point.books)
             if complaint is not None:
                 self._note(play, point, choice, image, complaint)

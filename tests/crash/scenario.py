@@ -18,7 +18,7 @@ Act = Callable[[Stage], None]
 
 MOST_CALLS = 100
 """No operation of a scenario makes so many calls that change something."""
-KILLED_SHARE, AGAIN_SHARE = 10, 10
+KILLED_SHARE, AGAIN_SHARE = 20, 10
 """Where one scenario is many plays, each gets this part of the states."""
 
 
@@ -29,6 +29,10 @@ class Limits:
     seed: int
     per_point: int
     """States of one moment: where there are more, some are chosen by the seed."""
+    plays: int = 1000
+    """Where a scenario is many plays: how many of them, chosen by the seed."""
+    thorough: float = 1.0
+    """The part of the disks that is worked on; the others are only read."""
     until: float = math.inf
     """The monotonic time at which to stop."""
     first_only: bool = False
@@ -72,13 +76,14 @@ class Killed(Scenario):
     def plays(self, limits: Limits, scratch: Path) -> Iterator[tuple[Play, Limits]]:
         """Play it once for each call at which the process can be killed."""
         few = replace(limits, per_point=max(2, limits.per_point // KILLED_SHARE))
-        for tears in (False, True):
-            for call in range(1, MOST_CALLS):
-                dying = _Dying(self.act, self.then, call, tears)
-                note = f"killed {'in' if tears else 'before'} call {call}"
-                yield _play(self.prepare, dying, limits.seed, scratch, note), few
-                if dying.survived:
-                    break
+        undisturbed = _Dying(self.act, self.then, MOST_CALLS, tears=False)
+        yield _play(self.prepare, undisturbed, limits.seed, scratch, "not killed"), few
+        deaths = [(call, tears) for call in range(1, undisturbed.calls + 1) for tears in (0, 1)]
+        chance = random.Random(limits.seed)
+        for call, tears in sorted(chance.sample(deaths, min(limits.plays - 1, len(deaths)))):
+            dying = _Dying(self.act, self.then, call, tears=bool(tears))
+            note = f"killed {'in' if tears else 'before'} call {call}"
+            yield _play(self.prepare, dying, limits.seed, scratch, note), few
 
 
 @dataclass(frozen=True)
@@ -97,7 +102,8 @@ class Again:
         for first, _ in self.first.plays(limits, scratch):
             for point in first.points:
                 left.update(point.image(choice) for choice in point.choices(200, chance))
-        for image in chance.sample(sorted(left, key=repr), min(few.per_point, len(left))):
+        several = min(few.per_point, limits.plays, len(left))
+        for image in chance.sample(sorted(left, key=repr), several):
             yield _play(_as_left(image), self.act, limits.seed + 1, scratch, "a second time"), few
 
 
@@ -112,15 +118,16 @@ def _as_left(image: Image) -> Act:
 class _Dying:
     """The act of a process that is killed, and what another one does then."""
 
-    def __init__(self, act: Act, then: Act, call: int, tears: bool) -> None:
+    def __init__(self, act: Act, then: Act, call: int, *, tears: bool) -> None:
         self._act, self._then = act, then
         self._call, self._tears = call, tears
-        self.survived = False
+        self.calls = 0
+        """How many calls that change something were begun."""
 
     def __call__(self, stage: Stage) -> None:
         with stage.process_that_dies(self._call, tears=self._tears):
             self._act(stage)
-        self.survived = stage.recorder.calls < self._call
+        self.calls = stage.recorder.calls
         self._then(stage)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from tests.crash import scenarios_dead, scenarios_log
+from tests.crash import scenarios_both, scenarios_dead, scenarios_log
 from tests.crash.enumeration import Playable
 
 SCENARIOS: tuple[Playable, ...] = (
     *scenarios_log.SCENARIOS,
     *scenarios_dead.SCENARIOS,
+    *scenarios_both.SCENARIOS,
 )
 
 

@@ -17,11 +17,14 @@ from typing import Any
 from unittest import mock
 
 from deferred_django import ids
+from deferred_django.backends.base import BackendConfig
 from deferred_django.backends.disk import descriptors
+from deferred_django.backends.disk.backend import DiskBackend
 from deferred_django.backends.disk.dead_tasks_storage import DeadTasksStorage
 from deferred_django.backends.disk.segment import Entry
 from deferred_django.backends.disk.syncer import Syncer
 from deferred_django.backends.disk.tasks_storage import TasksStorage
+from deferred_django.queue import Queue
 from tests.crash.books import Bookkeeper, Books, Pending
 from tests.crash.events import Mark
 from tests.crash.recorder import Recorder
@@ -34,10 +37,16 @@ BY_HAND = 3600.0
 """A period of fsyncs that no scenario lives to see."""
 
 
+def _do_nothing(argument: object) -> None:
+    """Cheaper than a mock, which notes each call."""
+
+
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
     """Let no storage fsync by itself, nor keep a list of thousands of storages for a fork."""
-    with mock.patch.object(Syncer, "soon"), mock.patch.object(descriptors, "on_fork"):
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(Syncer, "soon", _do_nothing))
+        stack.enter_context(mock.patch.object(descriptors, "on_fork", _do_nothing))
         yield
 
 
@@ -119,6 +128,14 @@ class Stage:
         self._storages.append(storage)
         self._unsynced[storage] = {}
         return storage
+
+    def queue(self) -> Queue:
+        """The queue and the facade, as a process of its own has them."""
+        config = BackendConfig(path=self.directory, prefix=PREFIX, fsync_frequency=BY_HAND)
+        backend = DiskBackend(config)
+        self._storages.append(backend.tasks)
+        self._unsynced[backend.tasks] = {}
+        return Queue(backend)
 
     def dead(self) -> DeadTasksStorage:
         """The dead tasks, as a process of its own has them."""
