@@ -76,6 +76,8 @@ class Report:
     violations: list[Violation] = field(default_factory=list)
     """The first few."""
     violated: int = 0
+    finished: bool = False
+    """Whether there was time for all of it."""
     seconds: float = 0.0
 
 
@@ -134,6 +136,8 @@ class _Enumeration:
             with one_thread():
                 if not all(self._goes_on(play, point, limits) for point in play.points):
                     break
+        else:
+            report.finished = True
         report.disks, report.states = len(self._disks), len(self._seen)
 
     def _goes_on(self, play: Play, point: CrashPoint, limits: Limits) -> bool:

@@ -144,8 +144,14 @@ def remove_task(stage: Stage) -> None:
     stage.remove_task(stage.log(), "a")
 
 
+def compact(stage: Stage) -> None:
+    """A worker compacts what is mostly dead, however small."""
+    with mock.patch.object(tidy, "COMPACT_BYTES", 100):
+        stage.log().maintain()
+
+
 def tidy_up(stage: Stage) -> None:
-    """A worker compacts what is mostly dead, however small, then runs what is left."""
+    """The same; then it runs what is left."""
     worker = stage.log()
     stage.claim(worker, "nothing")
     with mock.patch.object(tidy, "COMPACT_BYTES", 100):
@@ -161,6 +167,7 @@ def work_and_erase(stage: Stage) -> None:
     worker = stage.log()
     stage.run_all(worker)
     worker.maintain()
+    stage.sync(worker)
     enqueue_durably(stage)
 
 
@@ -248,6 +255,7 @@ SCENARIOS: tuple[Playable, ...] = (
     *_BASE,
     Scenario("log: long records", two_tasks, enqueue_long),
     Scenario("log: rotate, durable at once", nothing, rotate_durably),
+    Scenario("log: compact, nothing else", mostly_dead, compact),
     Scenario("log: adopt behind a torn record", ending_in(_TORN), enqueue_durably),
     Scenario("log: adopt behind zeros", ending_in(bytes(40)), enqueue_durably),
     Scenario("log: adopt behind a missing newline", ending_in(b"", cut=1), enqueue),

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
-
-from tests.crash.enumeration import Playable, enumerate_states
+from tests.crash.enumeration import enumerate_states
 from tests.crash.scenario import Limits
 from tests.crash.scenarios import SCENARIOS
 
-SEED = 1
+SAMPLE = Limits(seed=1, per_point=20, plays=3, thorough=0.25)
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
-def test_a_power_cut_breaks_no_promise(scenario: Playable) -> None:
-    report = enumerate_states(scenario, Limits(SEED, 20))
-    assert report.violated == 0, report.violations[0]
-    assert report.disks >= 10
+def test_a_power_cut_breaks_no_promise() -> None:
+    reports = [enumerate_states(scenario, SAMPLE) for scenario in SCENARIOS]
+    violations = [str(violation) for report in reports for violation in report.violations[:1]]
+    assert not violations, "\n\n".join(violations)
+    assert sum(report.disks for report in reports) >= 5_000
