@@ -11,6 +11,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -38,18 +39,22 @@ from deferred_django.queue import Queue
 Defect = Callable[[], AbstractContextManager[Any]]
 
 
-class FilesWith:
-    """``files`` as a module sees it, with some of its functions others."""
+class _Seen:
+    """A module as another one sees it, with some of its functions others."""
 
-    def __init__(self, **replaced: Callable[..., Any]) -> None:
+    def __init__(self, module: ModuleType, replaced: dict[str, Callable[..., Any]]) -> None:
+        self._module = module
         self._replaced = replaced
 
     def __getattr__(self, name: str) -> Any:
-        return self._replaced.get(name) or getattr(files, name)
+        return self._replaced.get(name) or getattr(self._module, name)
 
 
-def _sees(module: Any, **replaced: Callable[..., Any]) -> AbstractContextManager[Any]:
-    return mock.patch.object(module, "files", FilesWith(**replaced))
+def _sees(
+    module: ModuleType, other: ModuleType = files, **replaced: Callable[..., Any]
+) -> AbstractContextManager[Any]:
+    name = other.__name__.rpartition(".")[2]
+    return mock.patch.object(module, name, _Seen(other, replaced))
 
 
 def _nothing(*arguments: Any) -> None:
@@ -123,14 +128,7 @@ def no_fsync_in_tidy() -> AbstractContextManager[Any]:
 
 def compaction_without_runs() -> AbstractContextManager[Any]:
     """A compaction copies the adds alone."""
-    real = tidy._live_chunks
-
-    def live_chunks(segment: Segment) -> Iterator[bytes]:
-        for entry in segment.tasks.values():
-            entry.runs = ()
-        return real(segment)
-
-    return mock.patch.object(tidy, "_live_chunks", live_chunks)
+    return _sees(tidy, log_records, run=lambda *arguments: b"")
 
 
 def unlink_without_a_look() -> AbstractContextManager[Any]:
