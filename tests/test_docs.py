@@ -140,6 +140,13 @@ def test_the_code_in_the_documentation() -> None:
                     assert hasattr(module, alias.name), f"{name}: {ast.unparse(node)}"
 
 
+def test_the_tests_that_are_named_exist() -> None:
+    source = "".join(module.text for module in modules("tests", "deferred_django"))
+    known = set(re.findall(r"^ *(?:async )?def (test_\w+)\(", source, re.MULTILINE))
+    for name, text in TEXTS.items():
+        assert set(re.findall(r"`(test_\w+)`", text)) <= known, name
+
+
 def test_links_lead_somewhere() -> None:
     for name, text in TEXTS.items():
         folder = (REPOSITORY / name).parent

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from deferred_django.backends.base import BackendConfig
-from deferred_django.backends.disk import files, names
+from deferred_django.backends.disk import files, log_records, names
 from deferred_django.backends.disk.backend import DiskBackend
 from deferred_django.backends.disk.tasks_storage import TasksStorage
 from tests.disk.conftest import Opener
@@ -61,6 +61,11 @@ def lead_link_elsewhere(store: Path) -> None:
 def replace_by_file(store: Path) -> None:
     shutil.rmtree(store)
     store.touch()
+
+
+def replace_by_link_to_nowhere(store: Path) -> None:
+    shutil.rmtree(store)
+    store.symlink_to("nowhere/at/all")
 
 
 REMOVALS = [remove_segment, remove_directory, make_directory_again, move_directory]
@@ -130,14 +135,15 @@ def open_inodes() -> set[int]:
     return {os.fstat(fd).st_ino for fd in descriptors.open_descriptors()}
 
 
-def test_each_enqueue_fails_while_a_file_is_in_the_directorys_place(
-    opener: Opener, store: Path
+@pytest.mark.parametrize("how", [replace_by_file, replace_by_link_to_nowhere])
+def test_each_enqueue_fails_while_no_directory_can_be_made(
+    opener: Opener, store: Path, how: Callable[[Path], None]
 ) -> None:
     for frequency in (0, LONG):
         producer = opener(fsync_frequency=frequency)
         add(producer, b"%d" % frequency)
         producer.sync()
-        replace_by_file(store)
+        how(store)
         if frequency:
             add(producer, b"after")
             with pytest.raises(OSError, match="store"):
@@ -441,8 +447,9 @@ def test_the_watch_follows_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 # -- damaged segments that were kept, files of workers -------------------------------------------
 
 
+@pytest.mark.parametrize("what", ["removed", "repaired and put back"])
 def test_a_kept_segment_can_be_removed_or_put_back(
-    store: Path, worker: TasksStorage, opener: Opener
+    store: Path, worker: TasksStorage, what: str
 ) -> None:
     def leave() -> None:
         storage = open_storage(store)
@@ -458,8 +465,17 @@ def test_a_kept_segment_can_be_removed_or_put_back(
     [kept] = store.iterdir()
     assert kept.suffix == names.ASIDE_SUFFIX
     assert any("damaged segment was kept" in problem for problem in worker.problems())
-    kept.unlink()
+    if what == "removed":
+        kept.unlink()
+    else:
+        repaired = kept.read_bytes().replace(b"foreign\n", b"")
+        again = log_records.add("repaired", "1-2", 0, 0, "default", b"3")
+        kept.write_bytes(repaired + again)
+        kept.rename(kept.with_suffix(""))
+        assert run_all(worker) == [b"3"]
+        worker.maintain()
     assert worker.problems() == []
+    assert list(store.iterdir()) == []
 
 
 @pytest.mark.parametrize("how", ["file", "directory", "backup"])

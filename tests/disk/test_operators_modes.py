@@ -408,6 +408,30 @@ def test_a_read_only_store(mounted: Path) -> None:
 
 
 @needs_root
+def test_a_file_system_that_is_mounted_over_a_running_store(mounted: Path) -> None:
+    """As a link that leads elsewhere; when it is unmounted, what waited beneath runs, once."""
+    store = mounted / "store"
+    producer = open_storage(store, fsync_frequency=LONG)
+    worker = open_storage(store)
+    add(producer, b"durable")
+    producer.sync()
+    add(producer, b"1")
+    [entry] = claim(worker, 1)
+    worker.start(entry)
+    mount("none", store, "tmpfs", 0)
+    add(producer, b"2")
+    producer.sync()
+    worker.reschedule(entry, b"again", 0.0)
+    assert sorted(run_all(worker)) == [b"1", b"2", b"again"]
+    producer.close()
+    worker.close()
+    assert LIBRARY.umount2(os.fsencode(store), 0) == 0
+    late = open_storage(store)
+    assert run_all(late) == []
+    late.close()
+
+
+@needs_root
 def test_a_file_system_that_turned_read_only_by_itself(tmp_path: Path) -> None:
     """As ext4 does after an error: files that are open can be read and not written any more."""
     image, place = tmp_path / "image", tmp_path / "place"
