@@ -27,7 +27,9 @@ from deferred_django.backends.disk.tasks_storage import TasksStorage
 def claim_without_reading_on() -> None:
     """A claim is believed as soon as its lock is had: the task may be done by then."""
 
-    def confirm(self: claims.Claims, locked: dict[Segment, list[Entry]]) -> list[Entry]:
+    def confirm(
+        self: claims.Claims, locked: dict[Segment, list[Entry]], *, strict: bool = False
+    ) -> list[Entry]:
         return [entry for entries in locked.values() for entry in entries]
 
     claims.Claims._confirm = confirm  # type: ignore[method-assign]
@@ -36,7 +38,9 @@ def claim_without_reading_on() -> None:
 def claim_in_a_replaced_file() -> None:
     """A claim does not look whether its file is still the one at the path."""
 
-    def confirm(self: claims.Claims, locked: dict[Segment, list[Entry]]) -> list[Entry]:
+    def confirm(
+        self: claims.Claims, locked: dict[Segment, list[Entry]], *, strict: bool = False
+    ) -> list[Entry]:
         for segment in locked:
             self._segments.read_on(segment)
         return [entry for entries in locked.values() for entry in entries if not entry.gone]

@@ -119,8 +119,11 @@ class DiskBackend(Backend):
         counts, problems = self.tasks.overview()
         try:
             dead = self.dead_tasks.count()
-        except OSError:  # one of the problems below
+            problems += self.dead_tasks.problems()
+        except OSError as error:
             dead = 0
+            problems.append(f"dead tasks cannot be counted: {error}")
+        workers, unreadable = self._workers.alive()
         oldest = counts.oldest_ms
         return Status(
             pending=counts.due,
@@ -128,8 +131,8 @@ class DiskBackend(Backend):
             running=counts.running,
             dead=dead,
             oldest_age=None if oldest is None else round(time.time() - oldest / 1000, 3),
-            workers=self._workers.alive(),
-            problems=[*problems, *self.dead_tasks.problems()],
+            workers=workers,
+            problems=problems + unreadable,
         )
 
     def verify(self) -> list[Finding]:

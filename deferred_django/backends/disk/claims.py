@@ -34,7 +34,31 @@ class Claims:
     def __init__(self, segments: SegmentSet, index: DueIndex) -> None:
         self._segments = segments
         self._index = index
-        self._finished: deque[Entry] = deque()
+        self._finished: deque[tuple[Entry, bool]] = deque()
+        self._taken: list[Entry] = []
+        self._tried: tuple[int, int, int] | None = None
+        """What the claim that is under way has taken so far; what it tries to lock just now."""
+        self._stuck: list[Entry] = []
+        """Not claimed, but still locked: the unlock failed."""
+
+    @contextlib.contextmanager
+    def taking(self) -> Iterator[None]:
+        """Around a claim: if it is interrupted, all that it has taken so far is let go."""
+        try:
+            yield
+        except OSError:
+            raise  # what has led to it was let go already
+        except BaseException:  # a signal handler's: nobody would ever start these tasks
+            for entry in self._taken:
+                if entry.claimed:
+                    self.leave_alone(entry)
+            if self._tried is not None:
+                with contextlib.suppress(OSError):
+                    files.unlock(*self._tried)
+            raise
+        finally:
+            self._taken.clear()
+            self._tried = None
 
     def take(
         self, limit: int, queues: Collection[str] | None, exclude: Collection[str]
@@ -90,9 +114,12 @@ class Claims:
                 named.append((segment, row))
         return self.take_these(named[:limit])
 
-    def take_these(self, rows: list[tuple[Segment, int]]) -> list[Entry]:
-        """Claim those of the given tasks that nobody holds."""
-        return self._confirm(self._lock(iter(rows), len(rows)))
+    def take_these(self, rows: list[tuple[Segment, int]], *, strict: bool = False) -> list[Entry]:
+        """Claim those of the given tasks that nobody holds.
+
+        With ``strict``, raise ``OSError`` if nothing can be known about one of them.
+        """
+        return self._confirm(self._lock(iter(rows), len(rows)), strict=strict)
 
     def _lock(
         self, candidates: Iterator[tuple[Segment, int]], limit: int
@@ -106,16 +133,20 @@ class Claims:
                 if table.flags[row]:
                     continue
                 free = False
+                self._tried = segment.fd, table.offsets[row], table.lengths[row]
                 try:
                     if segment.writable:
-                        free = files.try_lock(segment.fd, table.offsets[row], table.lengths[row])
+                        free = files.try_lock(*self._tried)
                 finally:
                     if not free:
                         self._index.hold(segment, row, retry_at)
                 if not free:
                     continue
                 segment.users += 1
-                locked.setdefault(segment, []).append(segment.take(row))
+                entry = segment.take(row)
+                self._taken.append(entry)
+                self._tried = None
+                locked.setdefault(segment, []).append(entry)
                 if (count := count + 1) == limit:
                     break
         except OSError:
@@ -124,16 +155,18 @@ class Claims:
             raise
         return locked
 
-    def _confirm(self, locked: dict[Segment, list[Entry]]) -> list[Entry]:
+    def _confirm(self, locked: dict[Segment, list[Entry]], *, strict: bool = False) -> list[Entry]:
         confirmed: list[Entry] = []
+        failed: OSError | None = None
         for segment, entries in locked.items():
             try:
                 if files.is_at_path(segment.fd, segment.path):
                     self._segments.read_on(segment)
                 else:
                     self._segments.drop(segment)
-            except OSError:
+            except OSError as error:
                 # Nothing is known about these: they are tried again, the rest is unharmed.
+                failed = error
                 for entry in entries:
                     self.leave_alone(entry)
                 continue
@@ -142,11 +175,21 @@ class Claims:
                     self.let_go(entry)
                 else:
                     confirmed.append(entry)
+        if strict and failed is not None:
+            for entry in confirmed:
+                self.leave_alone(entry)
+            raise failed
         return confirmed
 
-    def with_payloads(self, taken: list[Entry]) -> list[tuple[Entry, bytes]]:
-        """Claimed tasks with their contexts; one whose record cannot be read is let go."""
+    def with_payloads(
+        self, taken: list[Entry], *, strict: bool = False
+    ) -> list[tuple[Entry, bytes]]:
+        """Claimed tasks with their contexts; one whose record cannot be read is let go.
+
+        With ``strict``, raise ``OSError`` if one cannot be read now.
+        """
         pairs = []
+        failed: OSError | None = None
         by_segment: dict[Segment, list[Entry]] = {}
         for entry in taken:
             by_segment.setdefault(entry.segment, []).append(entry)
@@ -162,10 +205,15 @@ class Claims:
                 entry.segment.scanner.note_damage(damage)
                 self.let_go(entry)
             except OSError as error:
+                failed = error
                 logger.error("a task is tried again later: %s", error)
                 self.leave_alone(entry)
             else:
                 pairs.append((entry, payload))
+        if strict and failed is not None:
+            for entry, _ in pairs:
+                self.leave_alone(entry)
+            raise failed
         return pairs
 
     @staticmethod
@@ -182,16 +230,22 @@ class Claims:
         being claimed: what it leaves undone is done by :meth:`settle`.
         """
         entry.gone = True  # before the unlock: nobody here takes it for a task again
-        self._unlock(entry)
-        self._finished.append(entry)
+        self._finished.append((entry, self._try_to_unlock(entry)))
 
     def settle(self) -> None:
-        """Forget the tasks that were finished."""
+        """Forget the tasks that were finished, and unlock what could not be unlocked before."""
         finished = self._finished
         while finished:
-            entry = finished.popleft()
+            entry, unlocked = finished.popleft()
+            if not unlocked:
+                self._unlock(entry)
             entry.segment.forget(entry)
             entry.segment.users -= 1
+        stuck, self._stuck = self._stuck, []
+        for entry in stuck:
+            entry.segment.users -= 1
+            if entry.row not in entry.segment.claimed:  # by this process, once more
+                self._unlock(entry)
 
     def put_back(self, entry: Entry, now_ms: int) -> None:
         """Free the claim of a task that may be claimed again at once, by this process too."""
@@ -208,15 +262,26 @@ class Claims:
 
     def let_go(self, entry: Entry) -> None:
         """Free a claim. What is to be known of the task was written before."""
+        counted = entry.claimed
         entry.segment.let_go(entry)
-        entry.segment.users -= 1
-        self._unlock(entry)
+        try:
+            self._unlock(entry)
+        finally:
+            entry.segment.users -= counted  # once, though an interrupted call be repeated
 
     def _unlock(self, entry: Entry) -> None:
+        if not self._try_to_unlock(entry):
+            entry.segment.users += 1  # the descriptor must be there for the next try
+            self._stuck.append(entry)
+
+    @staticmethod
+    def _try_to_unlock(entry: Entry) -> bool:
         try:
             files.unlock(entry.segment.fd, entry.offset, entry.length)
-        except OSError as error:  # an unlock of a valid descriptor does not fail
-            logger.error("task %s stays claimed: %s", entry.id, error)
+        except OSError as error:  # an unlock of a valid descriptor does not fail, as a rule
+            logger.error("task %s stays claimed for a moment: %s", entry.id, error)
+            return False
+        return True
 
 
 def _urgency(entry: Entry) -> tuple[int, int]:

@@ -84,7 +84,7 @@ class DeadTasksFile:
     @property
     def target(self) -> str:
         """The path of the file itself, where ``path`` is a symbolic link."""
-        return os.path.realpath(self.path)
+        return files.resolved(self.path)
 
     @property
     def temp_path(self) -> str:
@@ -98,7 +98,12 @@ class DeadTasksFile:
                 fd = files.open_file(self.path, flags)
             except BlockingIOError:  # of a file that was replaced, see dead_tasks_freeing
                 continue
-            if os.fstat(fd).st_nlink:
+            try:
+                has_name = files.status(fd).st_nlink > 0
+            except BaseException:
+                files.close(fd)
+                raise
+            if has_name:
                 return fd
             files.close(fd)
         return files.open_file(self.path, flags)
@@ -128,18 +133,18 @@ class DeadTasksFile:
 
     def identity(self, fd: int, lock_fd: int) -> Identity:
         """What tells this file from all others; the holder of the lock knows it for certain."""
-        info = os.fstat(fd)
-        return _generation(os.fstat(lock_fd)), info.st_dev, info.st_ino
+        info = files.status(fd)
+        return _generation(files.status(lock_fd)), info.st_dev, info.st_ino
 
     def begin_renaming(self, lock_fd: int) -> None:
         """Say that the directory will hold a name that is not durable yet."""
-        size = os.fstat(lock_fd).st_size
+        size = files.status(lock_fd).st_size
         files.truncate(lock_fd, size + (1 if size % 2 == 0 else 2))
 
     def make_names_durable(self, lock_fd: int) -> None:
         """Fsync the directory, after :meth:`begin_renaming` and a change of names."""
         files.fsync_directory(os.path.dirname(self.target))
-        size = os.fstat(lock_fd).st_size
+        size = files.status(lock_fd).st_size
         if size % 2:
             with contextlib.suppress(OSError):  # costs the next add an fsync, no more
                 files.truncate(lock_fd, size + 1)
@@ -153,7 +158,7 @@ class DeadTasksFile:
         try:
             if not self._names_durable:
                 files.fsync_parent(self.directory)
-            if not self._names_durable or os.fstat(lock_fd).st_size % 2:
+            if not self._names_durable or files.status(lock_fd).st_size % 2:
                 self.make_names_durable(lock_fd)
                 self._names_durable = True
         except BaseException:
@@ -176,7 +181,7 @@ class DeadTasksFile:
             outcome: list[OSError | None] = []
             mark: tuple[int, bytes] | None = None
             for line in lines:
-                at = os.fstat(fd).st_size
+                at = files.status(fd).st_size
                 data = b"\n" + line if newline_first else line
                 try:
                     newline_first = self._write(fd, data, at, lock_fd)
@@ -228,7 +233,7 @@ class DeadTasksFile:
             self._newline_first = True
             self._undo(fd, end, lock_fd)
             raise
-        return os.fstat(fd).st_size < end + len(data)
+        return files.status(fd).st_size < end + len(data)
 
     def _sync(self, fd: int, end: int, lock_fd: int) -> None:
         try:
@@ -239,7 +244,7 @@ class DeadTasksFile:
             self._newline_first = True
             self._undo(fd, end, lock_fd)
             with contextlib.suppress(OSError):
-                files.truncate(lock_fd, os.fstat(lock_fd).st_size + 2)
+                files.truncate(lock_fd, files.status(lock_fd).st_size + 2)
             raise
         self._newline_first = False
 
@@ -247,7 +252,7 @@ class DeadTasksFile:
         # If this fails too, the next add repairs the tail, and begins with a newline here. If the
         # lock file was removed, others may have appended behind it already.
         with contextlib.suppress(OSError):
-            if os.fstat(fd).st_size > end and files.is_at_path(lock_fd, self.lock_path):
+            if files.status(fd).st_size > end and files.is_at_path(lock_fd, self.lock_path):
                 files.truncate(fd, end)
 
 

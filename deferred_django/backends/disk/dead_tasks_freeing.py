@@ -8,7 +8,6 @@ and the ``fsync`` of an add waits for the journal.
 from __future__ import annotations
 
 import contextlib
-import os
 
 from deferred_django.backends.disk import files, ofd
 
@@ -23,7 +22,7 @@ def free(fd: int) -> None:
     and opens the path again (:meth:`.DeadTasksFile.open`).
     """
     with contextlib.suppress(OSError):  # the rest is freed when it is closed
-        info = os.fstat(fd)
+        info = files.status(fd)
         if info.st_size <= 2 * STEP_BYTES or info.st_nlink or ofd.is_open_elsewhere(fd):
             return
         for size in range(info.st_size - STEP_BYTES, 0, -STEP_BYTES):

@@ -8,7 +8,6 @@ at its place, or records have gone. Who removes records knows which, and tells t
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -133,7 +132,7 @@ class Index:
 
     def unread(self, fd: int, generation: int) -> int:
         """How many bytes :meth:`refresh` would have to read."""
-        info = os.fstat(fd)
+        info = files.status(fd)
         self._follow((generation, info.st_dev, info.st_ino))
         fits = self._fits(fd, (generation, info.st_dev, info.st_ino), info.st_size)
         return info.st_size - self._end if fits else info.st_size
@@ -141,7 +140,7 @@ class Index:
     def refresh(self, fd: int, generation: int) -> None:
         """Read what is new. ``generation`` is what the file said before it was opened."""
         for attempt in range(_TRIES):
-            info = os.fstat(fd)
+            info = files.status(fd)
             identity = (generation, info.st_dev, info.st_ino)
             self._follow(identity)
             if not self._fits(fd, identity, info.st_size):

@@ -121,10 +121,12 @@ class _Waiter:
 
 def release(fd: int) -> None:
     """Unlock and close. Closing alone frees the lock too, so no error matters to the caller."""
-    with contextlib.suppress(OSError):
-        files.unlock_flock(fd)
-    with contextlib.suppress(OSError):
-        files.close(fd)
+    try:
+        with contextlib.suppress(OSError):
+            files.unlock_flock(fd)
+    finally:
+        with contextlib.suppress(OSError):
+            files.close(fd)
 
 
 class FileLock:
@@ -230,7 +232,7 @@ class FileLock:
                 return files.open_file(self.path, os.O_RDWR)
             except FileNotFoundError:
                 directory = os.path.dirname(self.path)
-                if not os.path.isdir(directory):
+                if not files.is_directory(directory):
                     files.make_directory(directory, self._permissions)
             like = None
             with contextlib.suppress(OSError):

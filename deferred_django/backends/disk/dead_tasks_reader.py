@@ -201,7 +201,7 @@ class Reader:
 
     @contextmanager
     def _for_finding(self, fd: int, generation: int) -> Iterator[Index | None]:
-        if self._searched >= SEARCHES * os.fstat(fd).st_size:
+        if self._searched >= SEARCHES * files.status(fd).st_size:
             with self._whole_index(fd, generation) as index:
                 yield index
             return

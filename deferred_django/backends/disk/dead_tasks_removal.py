@@ -65,7 +65,8 @@ class Removal:
 
         ``progress`` is told how many of the records to remove were passed.
         """
-        self._temp = self._create()
+        self._create()
+        assert self._temp is not None
         total = len(self._starts)
         for block, passed in self._kept_blocks():
             self._write(block)
@@ -86,16 +87,16 @@ class Removal:
             files.fsync(self._temp)
         with self._lock.hold() as lock_fd:
             self._check()
-            self._copy_to(os.fstat(self._source).st_size)
+            self._copy_to(files.status(self._source).st_size)
             files.fsync(self._temp)
             before = self._file.identity(self._source, lock_fd)
             self._file.begin_renaming(lock_fd)
             files.rename(self._temp_path, self._file.target)
             self._replaced = True
-            if os.fstat(self._source).st_size > self._copied:
+            if files.status(self._source).st_size > self._copied:
                 # Somebody holds the lock too, since its file was removed, and began to append
                 # before the rename. Whoever ends after it finds another file at the path.
-                self._copy_to(os.fstat(self._source).st_size)
+                self._copy_to(files.status(self._source).st_size)
                 files.fsync(self._temp)
             self._file.make_names_durable(lock_fd)
             after = self._file.identity(self._temp, lock_fd)
@@ -106,11 +107,13 @@ class Removal:
         if self._temp is None:
             return
         temp, self._temp = self._temp, None
-        if not self._replaced:
-            with contextlib.suppress(OSError):  # the next removal tries again
-                files.unlink(self._temp_path)
-            dead_tasks_freeing.free(temp)
-        files.close(temp)
+        try:
+            if not self._replaced:
+                with contextlib.suppress(OSError):  # the next removal tries again
+                    files.unlink(self._temp_path)
+                dead_tasks_freeing.free(temp)
+        finally:
+            files.close(temp)
 
     def _remove_temp(self) -> None:
         """Remove what a removal that was killed has left."""
@@ -129,34 +132,34 @@ class Removal:
         if not files.try_flock(temp) or not files.is_at_path(temp, self._temp_path):
             raise OSError(errno.EBUSY, "another removal is at work on it", self._temp_path)
 
-    def _create(self) -> int:
+    def _create(self) -> None:
         self._remove_temp()  # of a removal that was killed
-        like = os.fstat(self._source)
+        like = files.status(self._source)
         mode = like.st_mode
         temp = files.create_file(self._temp_path, os.O_WRONLY | os.O_APPEND, mode & 0o7777, like)
         try:
             self._own(temp)
-        except OSError:
-            with contextlib.suppress(OSError):
-                if files.is_at_path(temp, self._temp_path):
-                    files.unlink(self._temp_path)
-            files.close(temp)
+        except BaseException:
+            try:
+                with contextlib.suppress(OSError):
+                    if files.is_at_path(temp, self._temp_path):
+                        files.unlink(self._temp_path)
+            finally:
+                files.close(temp)
             raise
+        self._temp = temp  # from here on close() removes it
         group_counts = (mode >> 3) & 0o7 != mode & 0o7
-        if os.fstat(temp).st_gid != like.st_gid and group_counts:
-            self._temp = temp
-            self.close()
+        if files.status(temp).st_gid != like.st_gid and group_counts:
             raise PermissionError(
                 errno.EPERM,
                 "the file cannot be replaced, since its group could not be kept",
                 self._file.path,
             )
-        return temp
 
     def _check(self) -> None:
         """Refuse to go on if others than this package replaced or cut the file meanwhile."""
         same = files.is_at_path(self._source, self._file.target)
-        if not same or os.fstat(self._source).st_size < max(self._snapshot, self._copied):
+        if not same or files.status(self._source).st_size < max(self._snapshot, self._copied):
             raise OSError(
                 errno.ESTALE, "the file was replaced or cut by another program", self._file.path
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -48,7 +47,7 @@ class Tail:
 
 def find_tail(fd: int) -> Tail:
     """Look at the file's last line, in bounded memory. Certain for the holder of the lock."""
-    size = os.fstat(fd).st_size
+    size = files.status(fd).st_size
     if size == 0 or files.read_at(fd, 1, size - 1) == b"\n":
         return Tail(size, size, newline_missing=False)
     start, _ = next(lines_backwards(fd, size))

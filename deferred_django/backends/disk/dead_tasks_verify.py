@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-
 from deferred_django.backends.base import Finding
-from deferred_django.backends.disk import dead_tasks_file
+from deferred_django.backends.disk import dead_tasks_file, files
 from deferred_django.backends.disk.dead_tasks_file import READ, DeadTasksFile
 from deferred_django.backends.disk.scanner import Damage, Scanner
 
@@ -31,7 +29,7 @@ def verify(file: DeadTasksFile) -> list[Finding]:
 
 
 def _findings(path: str, fd: int) -> list[Finding]:
-    size = os.fstat(fd).st_size
+    size = files.status(fd).st_size
     scanner = Scanner(newline_in_front=False)
     for offset, length, body in scanner.read(fd, size):
         if dead_tasks_file.id_of(body) is None:

@@ -4,6 +4,8 @@ The rest of the disk backend calls these functions through the module (``files.f
 that a test can replace any one of them (:data:`CALLS`) to record, pause or fail it. Each raises
 ``OSError`` naming the file.
 
+It is longer than 300 lines because this is one place on purpose.
+
 Locks
     ``F_OFD_SETLK`` byte-range locks belong to the open file description: threads that share a
     descriptor do not exclude each other (the storage's own table does), and two descriptors of
@@ -69,10 +71,13 @@ def open_file(path: str, flags: int) -> int:
     """Open an existing regular file; ``OSError`` if it is anything else (a FIFO never blocks)."""
     with descriptors.mutex:
         fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            os.close(fd)
-            raise OSError(errno.EINVAL, "is not a regular file", path)
         descriptors.paths[fd] = path
+    try:
+        if not stat.S_ISREG(status(fd).st_mode):
+            raise OSError(errno.EINVAL, "is not a regular file", path)
+    except BaseException:
+        close(fd)
+        raise
     return fd
 
 
@@ -87,14 +92,15 @@ def create_file(path: str, flags: int, permissions: int, like: os.stat_result | 
         fd = os.open(path, flags | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, permissions)
         descriptors.paths[fd] = path
     try:
-        os.fchmod(fd, stat.S_IMODE(like.st_mode) if like else permissions)
-        if os.geteuid() == 0:
-            owner = like or os.stat(os.path.dirname(path) or ".")
-            os.fchown(fd, owner.st_uid, owner.st_gid)
-        elif like is not None and like.st_gid != os.fstat(fd).st_gid:
-            with contextlib.suppress(PermissionError):  # only members may give a file to a group
-                os.fchown(fd, -1, like.st_gid)
-    except OSError:
+        with _named(fd):
+            os.fchmod(fd, stat.S_IMODE(like.st_mode) if like else permissions)
+            if os.geteuid() == 0:
+                owner = like or os.stat(os.path.dirname(path) or ".")
+                os.fchown(fd, owner.st_uid, owner.st_gid)
+            elif like is not None and like.st_gid != os.fstat(fd).st_gid:
+                with contextlib.suppress(PermissionError):  # only members give a file to a group
+                    os.fchown(fd, -1, like.st_gid)
+    except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(path)
         close(fd)
@@ -126,7 +132,7 @@ def make_directory(path: str, file_permissions: int) -> None:
     """Make ``path`` and its missing parents; each new name is durable when this returns."""
     missing = []
     current = os.path.abspath(path)
-    while not os.path.isdir(current):
+    while not is_directory(current):
         missing.append(current)
         current = os.path.dirname(current)
     if missing:
@@ -137,7 +143,7 @@ def make_directory(path: str, file_permissions: int) -> None:
         try:
             os.mkdir(directory, 0o700)
         except FileExistsError:
-            if not os.path.isdir(directory):
+            if not is_directory(directory):
                 raise
         else:
             os.chmod(directory, directory_permissions(file_permissions))
@@ -147,7 +153,38 @@ def make_directory(path: str, file_permissions: int) -> None:
         fsync_directory(parent)
 
 
+def is_directory(path: str) -> bool:
+    """Whether there is a directory; ``OSError`` if that cannot be found out.
+
+    (``os.path.isdir`` takes a disk that fails for one without the directory.)
+    """
+    try:
+        return stat.S_ISDIR(os.stat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def resolved(path: str) -> str:
+    """The path without symbolic links; ``OSError`` if they cannot be read.
+
+    (``os.path.realpath`` takes a link that it cannot read for a file.)
+    """
+    try:
+        return os.path.realpath(path, strict=True)
+    except FileNotFoundError:
+        return os.path.realpath(path)
+
+
 # -- reading and writing -----------------------------------------------------------------------
+
+
+def status(fd: int) -> os.stat_result:
+    """``fstat``."""
+    try:
+        return os.fstat(fd)
+    except OSError as error:
+        error.filename = _path_of(fd)
+        raise
 
 
 def read_at(fd: int, size: int, offset: int) -> bytes:
@@ -198,15 +235,14 @@ def fsync(fd: int) -> None:
 
 def fsync_directory(path: str) -> None:
     """Make the names in a directory durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with descriptors.mutex:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptors.paths[fd] = path
     try:
-        os.fsync(fd)
-    except OSError as error:
-        error.filename = path
-        raise
+        with _named(fd):
+            os.fsync(fd)
     finally:
-        with contextlib.suppress(OSError):  # as in close()
-            os.close(fd)
+        close(fd)
 
 
 def fsync_parent(path: str) -> None:
@@ -247,7 +283,7 @@ def is_at_path(fd: int, path: str) -> bool:
         there = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         return False
-    here = os.fstat(fd)
+    here = status(fd)
     return here.st_nlink > 0 and here.st_ino == there.st_ino and here.st_dev == there.st_dev
 
 

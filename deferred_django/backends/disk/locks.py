@@ -8,6 +8,8 @@ fails while anybody, this process included, owns the segment or holds a claim in
 
 from __future__ import annotations
 
+import contextlib
+
 from deferred_django.backends.disk import files
 
 OWNERSHIP_BYTE = 1 << 62
@@ -44,6 +46,13 @@ def is_whole_free(fd: int) -> bool:
     return not files.lock_is_held(fd, 0, _TO_THE_END)
 
 
-def release_whole(fd: int) -> None:
-    """Let go of everything on this descriptor."""
-    files.unlock(fd, 0, _TO_THE_END)
+def close_whole(fd: int) -> None:
+    """Let go of everything on this descriptor and close it: that alone frees its locks too.
+
+    (Not where a child forked by C code shares it, hence the unlock.)
+    """
+    try:
+        with contextlib.suppress(OSError):
+            files.unlock(fd, 0, _TO_THE_END)
+    finally:
+        files.close(fd)

@@ -64,10 +64,12 @@ class OwnedSegment:
 
     def release(self) -> None:
         """Let others adopt or erase it. Explicit, for a child that shares the descriptor."""
-        with contextlib.suppress(OSError):
-            locks.release_ownership(self.fd)
-        with contextlib.suppress(OSError):
-            files.close(self.fd)
+        try:
+            with contextlib.suppress(OSError):
+                locks.release_ownership(self.fd)
+        finally:
+            with contextlib.suppress(OSError):
+                files.close(self.fd)
 
 
 def open_segment(
@@ -77,14 +79,14 @@ def open_segment(
 
     Its name is durable on return, and the directory's. That is made if it is missing.
     """
-    if not os.path.isdir(names.path):
+    if not files.is_directory(names.path):
         files.make_directory(names.path, file_permissions)
     files.fsync_parent(names.path)
     segment = _adopt(names, room_below, distrusted) or _make(names, file_permissions)
     try:
         # Whoever made the file: its name must be durable before the first acknowledgement.
         files.fsync_directory(names.path)
-    except OSError:
+    except BaseException:
         segment.release()
         raise
     return segment
@@ -102,15 +104,21 @@ def _adopt(names: StoreNames, room_below: int, distrusted: Collection[str]) -> O
             fd = files.open_file(path, os.O_RDWR | os.O_APPEND)
         except OSError:
             continue  # gone, or not ours to write: the readers report what is unreadable
-        segment = _own(name, path, fd)
+        try:
+            segment = _own(name, path, fd)
+        except OSError:
+            continue
         if segment is None:
             continue
-        segment.size = segment.synced_size = os.fstat(fd).st_size
         try:
+            segment.size = segment.synced_size = files.status(fd).st_size
             if _look_at_tail(segment):
                 return segment
         except OSError:
             pass  # the readers report what is unreadable
+        except BaseException:
+            segment.release()
+            raise
         segment.release()
     return None
 
@@ -133,7 +141,7 @@ def _own(name: str, path: str, fd: int) -> OwnedSegment | None:
             if files.is_at_path(fd, path):
                 return OwnedSegment(name, path, fd)
             locks.release_ownership(fd)
-    except OSError:
+    except BaseException:
         files.close(fd)
         raise
     files.close(fd)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -23,22 +22,31 @@ logger = logging.getLogger("deferred_django.disk")
 
 WriteAnew = Callable[[list[bytes]], tuple[set[bytes], OSError | None]]
 """Makes adds durable in another segment: what is there afterwards, and why it is not all."""
-FIRST_PAUSE, MAX_PAUSE = 0.5, 30.0
-"""Seconds between the timer's tries, doubling."""
 
 
 class Rescue:
     """The unsynced adds of one segment on their way to another."""
 
-    def __init__(self, segment: Segment, batch: list[bytes], *, owned: bool) -> None:
+    def __init__(
+        self, segment: Segment, batch: list[bytes], *, owned: bool, refused: bool = False
+    ) -> None:
         """``segment`` is on a descriptor on which this process holds no claims: ``owned`` by this
-        process until the end, or one of the rescue's own."""
+        process until the end, or one of the rescue's own.
+
+        Of adds that were ``refused`` the caller knows: they are removed and written nowhere.
+        """
         self._segment = segment
         self._batch = batch
         self._owned = owned
+        self._refused = refused
         self._unremoved: list[tuple[Entry, set[str]]] = []
         """Claimed until their ``rem`` can be written: they wait in another segment. With the nonces
         of all adds of the id: if the newest was lost, an older one would count again."""
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether its tasks must not run."""
+        return self._refused
 
     @property
     def name(self) -> str:
@@ -55,21 +63,13 @@ class Rescue:
         """How many bytes of tasks wait."""
         return sum(map(len, self._batch))
 
-    def leave(self, records: set[bytes]) -> bool:
-        """Leave these to another rescue; whether nothing is left then."""
-        self._batch = [record for record in self._batch if record not in records]
-        return not self._batch
-
     def proceed(self, write_anew: WriteAnew) -> bool:
         """Move what can be moved; ``True`` when nothing is left.
 
         After an ``OSError`` the call can be repeated.
         """
         segment = self._up_to_date()
-        for entry, nonces in list(self._unremoved):
-            if _remove(segment, entry, nonces):
-                self._unremoved.remove((entry, nonces))
-                _unlock(segment, entry)
+        self._remove_moved()
         with _claimed(segment, self._batch) as (held, lost, running, locked, written):
             if not self._owned and not files.is_at_path(segment.fd, segment.path):
                 held, lost, running = [], [], []  # a compaction made what it copied durable
@@ -77,16 +77,19 @@ class Rescue:
             lost = [added for added in lost if log_records.names_in_add(added) not in there]
             kept = {added for added, _ in held if log_records.names_in_add(added) in there}
             batch = lost + [added for added, _ in held if added not in kept]
-            moved, error = write_anew(batch)
+            if self._refused:
+                running = []  # nobody can call those back
+                moved, error = set(batch), None
+            else:
+                moved, error = write_anew(batch)
             moved |= kept
             for added, entry in held:
-                nonces = written[entry.id]
-                if added in moved and not _remove(segment, entry, nonces):
+                if added in moved:  # claimed until it is removed here, or it would run twice
                     locked.remove(entry)
+                    nonces = {entry.nonce} if self._refused else written[entry.id]
                     self._unremoved.append((entry, nonces))
-            if any(added in moved for added, _ in held):
-                _fsync_removals(segment)
             self._batch = running + [added for added in batch if added not in moved]
+        self._remove_moved()
         if error is not None:
             raise error
         done = not self._batch and not self._unremoved
@@ -102,71 +105,19 @@ class Rescue:
             self._segment = Segment(old.name, old.path, old.fd, writable=True)
         return self._segment
 
+    def _remove_moved(self) -> None:
+        segment = self._segment
+        removed = [each for each in self._unremoved if _remove(segment, *each)]
+        if removed:
+            _fsync_removals(segment)
+        for each in removed:
+            self._unremoved.remove(each)
+            _unlock(segment, each[0])
+
     def close(self) -> None:
         """Let go of the descriptor, if it is this one's."""
         if not self._owned:
             self._segment.close()
-
-
-class Rescues:
-    """All that wait. Not thread-safe: the writer calls it under its sync lock."""
-
-    def __init__(self) -> None:
-        self._waiting: list[Rescue] = []
-        self._error: OSError | None = None
-        self._again_at, self._pause = 0.0, FIRST_PAUSE
-        self.size = 0
-        """How many bytes of tasks wait."""
-
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
-
-    def paths(self) -> set[str]:
-        """The files that they read."""
-        return {rescue.path for rescue in self._waiting}
-
-    def add(self, rescue: Rescue) -> None:
-        """Take in another one."""
-        self._waiting.append(rescue)
-        self.size += rescue.size
-
-    def proceed(self, write_anew: WriteAnew) -> OSError | None:
-        """Move what can be moved; what runs elsewhere now waits for a later call."""
-        try:
-            for rescue in list(self._waiting):
-                try:
-                    done = rescue.proceed(write_anew)
-                except OSError as error:
-                    logger.error("%s: tasks still wait to be written anew: %s", rescue.path, error)
-                    return error
-                if done:
-                    self._waiting.remove(rescue)
-            return None
-        finally:
-            self.size = sum(rescue.size for rescue in self._waiting)
-
-    def proceed_if_due(self, write_anew: WriteAnew) -> OSError | None:
-        """The same, more and more seldom: each try on a disk that fails leaves a file there."""
-        if self._waiting and time.monotonic() >= self._again_at:
-            self._error = self.proceed(write_anew)
-            self._pause = min(self._pause * 2, MAX_PAUSE)
-            self._again_at = time.monotonic() + self._pause
-        if not self._waiting:
-            self._error, self._again_at, self._pause = None, 0.0, FIRST_PAUSE
-        return self._error
-
-    def leave(self, names: set[str], copies: set[bytes]) -> None:
-        """Forget copies that were withdrawn from the segments of these names."""
-        self._waiting = [
-            rescue
-            for rescue in self._waiting
-            if rescue.name not in names or not rescue.leave(copies)
-        ]
-
-    def close(self) -> None:
-        """Let go of the descriptors."""
-        for rescue in self._waiting:
-            rescue.close()
 
 
 def withdraw(segment: Segment, batch: list[bytes]) -> set[bytes]:
@@ -210,13 +161,16 @@ def _claimed(segment: Segment, batch: list[bytes]) -> Iterator[_Claimed]:
             if row is None:
                 if nonce not in written.get(task_id, ()):
                     lost.append(added)
-            elif _lock(segment, row):
+            else:
                 entry = segment.take(row)
                 entry.id, entry.nonce = task_id, nonce
-                locked.append(entry)
-                held.append((added, entry))
-            else:
-                running.append(added)
+                locked.append(entry)  # first: an interrupted call may have locked it
+                if _lock(segment, row):
+                    held.append((added, entry))
+                else:
+                    locked.pop()
+                    segment.let_go(entry)
+                    running.append(added)
         segment.read_on()  # what was finished until the locks were had
         held = [(added, entry) for added, entry in held if not entry.gone]
         yield _Claimed(held, lost, running, locked, written)

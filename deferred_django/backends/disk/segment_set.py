@@ -5,6 +5,7 @@ Not thread-safe: the tasks storage calls it under its mutex.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import time
@@ -62,6 +63,11 @@ class SegmentSet:
             if not segment.writable:
                 found.append(f"{segment.path}: may not be written by this user")
         return found
+
+    def check_readable(self) -> None:
+        """Raise ``OSError`` if a file could not be read: what is not found may be in it."""
+        for name, why in self.unreadable.items():
+            raise OSError(errno.EIO, f"a file cannot be read: {why}", self._names.at(name))
 
     def refresh(self, watch: DirectoryWatch | None = None, until: float | None = None) -> bool:
         """Bring everything up to date; only what the watch names, if it can tell.
@@ -127,7 +133,7 @@ class SegmentSet:
         if segment is not None and not segment.writable:
             segment = self._try_to_write(segment)
         if segment is not None:
-            here = os.fstat(segment.fd)
+            here = files.status(segment.fd)
             if (here.st_ino, here.st_dev) != (there.st_ino, there.st_dev):
                 self.drop(segment)
                 segment = None

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from deferred_django import ids
-from deferred_django.backends.disk import descriptors, log_records, survey, tidy
+from deferred_django.backends.disk import descriptors, files, log_records, survey, tidy
 from deferred_django.backends.disk.boot import boot_id
 from deferred_django.backends.disk.claims import Claims
 from deferred_django.backends.disk.due_index import DueIndex
@@ -150,7 +150,7 @@ class TasksStorage:
         meanwhile is the best of what was read. Nothing is said to be there only after all was.
         """
         while True:
-            with self._mutex:
+            with self._mutex, self._claims.taking():
                 self._claims.settle()
                 if not self._claiming:
                     self._claiming = True
@@ -206,11 +206,12 @@ class TasksStorage:
 
     def remove(self, task_id: str) -> bool:
         """Drop a pending task, durably; ``False`` if there is none or it is claimed."""
-        with self._reading():
+        with self._reading(), self._claims.taking():
             named = list(self._claims.find([task_id]))
-            taken = [
-                entry for entry, _ in self._claims.with_payloads(self._claims.take_these(named))
-            ]
+            if not named:
+                self._segments.check_readable()
+            found = self._claims.take_these(named, strict=True)
+            taken = [entry for entry, _ in self._claims.with_payloads(found, strict=True)]
             removed: list[Segment] = []
             try:
                 for entry in taken:
@@ -254,6 +255,7 @@ class TasksStorage:
         more = self._writer.tick()
         error = self._appends.sync(free_ones=self._claiming, patient=True)
         with self._mutex:
+            self._claims.settle()
             return more or error is not None or self._claiming
 
     def maintain(self) -> None:
@@ -279,7 +281,7 @@ class TasksStorage:
         try:
             # A directory that was removed is made again for tasks that are not durable. If its
             # parent is gone as well, all that this store was a part of was removed on purpose.
-            if os.path.isdir(os.path.dirname(os.path.abspath(self.names.path))):
+            if files.is_directory(os.path.dirname(os.path.abspath(self.names.path))):
                 self.sync()
         finally:
             self._writer.let_go()

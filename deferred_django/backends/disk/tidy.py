@@ -101,13 +101,10 @@ def _whole(segment: Segment) -> Iterator[int | None]:
         if not locks.try_whole(fd):
             yield None
             return
-        try:
-            same = files.is_at_path(fd, segment.path) and files.is_at_path(segment.fd, segment.path)
-            yield fd if same else None
-        finally:
-            locks.release_whole(fd)
+        same = files.is_at_path(fd, segment.path) and files.is_at_path(segment.fd, segment.path)
+        yield fd if same else None
     finally:
-        files.close(fd)
+        locks.close_whole(fd)
 
 
 def _erase(names: StoreNames, segment: Segment, fd: int) -> None:
@@ -144,16 +141,16 @@ def _compact(names: StoreNames, segment: Segment, fd: int) -> None:
         files.fsync(temp_fd)
         files.rename(temp, segment.path)
     except BaseException:
-        with contextlib.suppress(OSError):
-            files.unlink(temp)
-        locks.release_whole(temp_fd)
-        files.close(temp_fd)
+        try:
+            with contextlib.suppress(OSError):
+                files.unlink(temp)
+        finally:
+            locks.close_whole(temp_fd)
         raise
     try:
         files.fsync_directory(names.path)
     finally:
-        locks.release_whole(temp_fd)
-        files.close(temp_fd)
+        locks.close_whole(temp_fd)
 
 
 def _live_chunks(segment: Segment) -> Iterator[bytes]:
@@ -187,9 +184,7 @@ def remove_stale_temps(names: StoreNames, listing: list[str]) -> None:
             name = target if target in present else temp
             fd = files.open_file(names.at(name), os.O_RDWR)
             try:
-                if locks.try_whole(fd):
-                    if files.is_at_path(fd, names.at(name)):
-                        files.unlink(names.at(temp))
-                    locks.release_whole(fd)
+                if locks.try_whole(fd) and files.is_at_path(fd, names.at(name)):
+                    files.unlink(names.at(temp))
             finally:
-                files.close(fd)
+                locks.close_whole(fd)

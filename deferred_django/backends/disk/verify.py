@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterable
 
 from deferred_django.backends.base import Finding
-from deferred_django.backends.disk import survey
+from deferred_django.backends.disk import files, survey
 from deferred_django.backends.disk.names import StoreNames
 from deferred_django.backends.disk.scanner import Damage
 from deferred_django.backends.disk.segment import Entry, Segment
@@ -53,7 +53,7 @@ def _verify(path: str, name: str) -> list[Finding]:
     segment = Segment.open(name, path)
     try:
         segment.read_on()
-        size = os.fstat(segment.fd).st_size
+        size = files.status(segment.fd).st_size
         scanner = segment.scanner
         scanner.at_end()
         for row, line in survey.lines(segment, segment.table.live_rows()):

@@ -80,7 +80,11 @@ class DirectoryWatch:
         self._warned = False
         self._try_again_at = 0.0
         # Only a descriptor can end a poll() from a signal handler.
-        self._wake_read, self._wake_write = os.pipe()
+        try:
+            self._wake_read, self._wake_write = os.pipe()
+        except OSError as error:
+            error.filename = path
+            raise
         for fd in (self._wake_read, self._wake_write):
             os.set_blocking(fd, False)
             descriptors.register(fd, "the wake-up pipe")
@@ -171,6 +175,10 @@ class DirectoryWatch:
                 self._warned = True
                 logger.warning("%s is polled, it cannot be watched: %s", self._path, error)
             return
+        except BaseException:
+            if fd is not None:
+                files.close(fd)
+            raise
         self._inotify = fd
         self._is_new = True
 

@@ -53,20 +53,20 @@ class WorkerFiles:
         try:
             locks.try_whole(fd)
             files.append_record(fd, json.dumps(self._content).encode("ascii") + b"\n")
-        except OSError:
+        except BaseException:
             self.stop()
             raise
 
     def stay_listed(self) -> None:
         """Write the file anew if somebody removed it; where the directory is gone, wait for it."""
         own = self._own
-        if own is None or files.is_at_path(*own) or not os.path.isdir(self._names.path):
+        if own is None or files.is_at_path(*own) or not files.is_directory(self._names.path):
             return
         with contextlib.suppress(FileNotFoundError):  # from a backup: nobody holds it
             files.unlink(own[1])
         try:
             self._write()
-        except OSError:
+        except BaseException:
             self._own = own
             raise
         files.close(own[0])
@@ -77,17 +77,20 @@ class WorkerFiles:
             return
         fd, path = self._own
         self._own = None
-        with contextlib.suppress(OSError):
-            files.unlink(path)
-        with contextlib.suppress(OSError):
-            locks.release_whole(fd)
-        files.close(fd)
+        try:
+            with contextlib.suppress(OSError):  # a file that nobody locks is removed by others
+                files.unlink(path)
+        finally:
+            locks.close_whole(fd)
 
-    def alive(self) -> list[WorkerInfo]:
-        """The workers that live now, the longest-lived first. Creates and removes nothing."""
-        found = []
+    def alive(self) -> tuple[list[WorkerInfo], list[str]]:
+        """The workers that live now, the longest-lived first, and what cannot be read of them.
+
+        Creates and removes nothing.
+        """
+        found, problems = [], []
         for name in self._names.workers():
-            with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
+            try:
                 fd = files.open_file(self._names.at(name), os.O_RDONLY)
                 try:
                     if locks.is_whole_free(fd):
@@ -96,7 +99,13 @@ class WorkerFiles:
                 finally:
                     files.close(fd)
                 found.append(self._info(self._names.token_of(name), content))
-        return sorted(found, key=lambda worker: (worker.started_at, worker.token))
+            except FileNotFoundError:
+                continue  # it has just ended
+            except OSError as error:
+                problems.append(f"{name}: a worker's file that cannot be read: {error}")
+            except (ValueError, TypeError, KeyError, RecursionError):
+                continue  # of a worker that is just beginning, or no worker's
+        return sorted(found, key=lambda worker: (worker.started_at, worker.token)), problems
 
     def _info(self, token: str, content: dict[str, object]) -> WorkerInfo:
         pid, queues = int(str(content["pid"])), content.get("queues")
@@ -121,14 +130,12 @@ class WorkerFiles:
                 fd = files.open_file(path, os.O_RDWR)
                 try:
                     # A new empty file may be a worker's that has not locked it yet.
-                    status = os.fstat(fd)
+                    status = files.status(fd)
                     new = not status.st_size and time.time() - status.st_mtime < EMPTY_SECONDS
-                    if not new and locks.try_whole(fd):
-                        if files.is_at_path(fd, path):
-                            files.unlink(path)
-                        locks.release_whole(fd)
+                    if not new and locks.try_whole(fd) and files.is_at_path(fd, path):
+                        files.unlink(path)
                 finally:
-                    files.close(fd)
+                    locks.close_whole(fd)
 
 
 def _is_stopped(pid: int) -> bool:

@@ -2,13 +2,14 @@
 
 Locking inside the process: ``_mutex`` guards the state and is held for a write, never for an
 fsync; ``_sync_lock`` is held by the one thread that fsyncs, and is taken before ``_mutex``.
+It is longer than 300 lines because all of it shares that state.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -16,7 +17,8 @@ from collections.abc import Callable
 from deferred_django.backends.disk import files, ownership
 from deferred_django.backends.disk.names import StoreNames
 from deferred_django.backends.disk.ownership import OwnedSegment
-from deferred_django.backends.disk.rescue import Rescue, Rescues, withdraw
+from deferred_django.backends.disk.rescue import Rescue, withdraw
+from deferred_django.backends.disk.rescues import Rescues
 
 logger = logging.getLogger("deferred_django.disk")
 
@@ -29,7 +31,6 @@ IDLE_SECONDS = 60.0
 UNSYNCED_BYTES = 8_000_000
 """So much may wait for the timer's fsync; more is synced at once."""
 FAILED_KEPT = 4
-_NOT_YET = OSError(errno.EAGAIN, "tasks that run now are not durable yet")
 _FINISHED_BYTES = 150
 """About what a worker appends for a task that it has run: a ``run`` and a ``rem``."""
 
@@ -67,6 +68,8 @@ class SegmentWriter:
         self._failed: list[OwnedSegment] = []
         self._retired_bytes = 0
         self._rescues = Rescues()
+        self._copies: set[bytes] = set()
+        """Adds that are being written anew: if that fails they stay where they were."""
 
     # -- appending -----------------------------------------------------------------------------
 
@@ -76,29 +79,36 @@ class SegmentWriter:
         With ``sync_each`` the disk has it on return. After an ``OSError`` the task is not in the
         store.
         """
-        if not self._sync_each and self._waiting_bytes() > UNSYNCED_BYTES:
-            self._make_room()  # first: what fails after the write would fail a task that runs
+        # First: what fails after the write would fail a task that runs.
+        if self._sync_each:
+            if self._rescues:
+                self._withdraw_refused()
+        elif self._waiting_bytes() > UNSYNCED_BYTES:
+            self._make_room()
         with self._mutex:
-            segment = self._append(record)
+            segment = self._opened()
+            self._append(segment, record)
             number = segment.added
         self._sync_soon()
         if self._sync_each:
             self._sync_through(segment, number)
 
-    def _append(self, record: bytes) -> OwnedSegment:
-        segment = self._current
-        if segment is None:
-            segment = self._current = ownership.open_segment(
+    def _opened(self) -> OwnedSegment:
+        """The segment that the next add goes to."""
+        if self._current is None:
+            self._current = ownership.open_segment(
                 self._names,
                 file_permissions=self._permissions,
                 room_below=int(self._limit * ADOPT_BELOW),
                 distrusted=self._distrusted,
             )
+        return self._current
+
+    def _append(self, segment: OwnedSegment, record: bytes) -> None:
         files.append_record(segment.fd, record)
         segment.appended(record)
         if segment.size > self._limit:
             self._rotate(segment)
-        return segment
 
     def _rotate(self, segment: OwnedSegment) -> None:
         """Let the next append open another; the sync that follows lets go of this one.
@@ -127,10 +137,16 @@ class SegmentWriter:
 
     def _make_room(self) -> None:
         with self._sync_lock:
-            errors = [*self._sync_all().values(), _NOT_YET]
+            errors = [*self._sync_all().values(), self._not_yet()]
             error = self._rescues.proceed_if_due(self._write_anew) or errors[0]
         if self._waiting_bytes() > UNSYNCED_BYTES:
             raise OSError(error.errno, f"too much is not durable: {error.strerror}", error.filename)
+
+    def _withdraw_refused(self) -> None:
+        with self._sync_lock:
+            error = self._rescues.withdraw(FAILED_KEPT)
+        if error is not None:
+            raise error
 
     # -- fsync ---------------------------------------------------------------------------------
 
@@ -151,7 +167,7 @@ class SegmentWriter:
             errors = self._sync_all()
             error = self._rescues.proceed(self._write_anew)
             if self._rescues:
-                raise error or next(iter(errors.values()), _NOT_YET)
+                raise error or next(iter(errors.values()), None) or self._not_yet()
 
     def tick(self) -> bool:
         """What the timer calls: sync, let go when idle. ``False`` when nothing is left to do."""
@@ -167,6 +183,10 @@ class SegmentWriter:
                         self._current = None
                         segment.release()
                 return bool(self._current or self._retired or self._rescues)
+
+    def _not_yet(self) -> OSError:
+        text = "tasks that run now, or cannot be removed, are not durable yet"
+        return OSError(errno.EAGAIN, text, next(iter(self._rescues.paths()), self._names.path))
 
     def _sync_all(self) -> dict[OwnedSegment, OSError]:
         """Fsync each segment with changes; those that failed are owned until the process ends."""
@@ -202,9 +222,10 @@ class SegmentWriter:
         segment.durable = added
         with self._mutex:
             if self._current is segment:
-                if (size := os.fstat(segment.fd).st_size) > self._limit:
-                    segment.size = size
-                    self._rotate(segment)
+                with contextlib.suppress(OSError):  # what is durable is: its size can wait
+                    if (size := files.status(segment.fd).st_size) > self._limit:
+                        segment.size = size
+                        self._rotate(segment)
             elif not segment.unsynced:
                 self._retired.remove(segment)
                 segment.release()
@@ -224,17 +245,20 @@ class SegmentWriter:
                 self._current = None
             else:
                 self._retired.remove(segment)
-            batch = batch + segment.unsynced
+            batch = [add for add in batch + segment.unsynced if add not in self._copies]
             segment.unsynced = []
             self._failed.append(segment)
         logger.error("%s: %d tasks are not durable there: %s", segment.path, len(batch), error)
-        if self._sync_each:
-            self._withdraw(segment, batch)
-        elif batch:
-            self._rescues.add(Rescue(segment.reader(), batch, owned=True))
+        if batch:
+            refused = self._sync_each
+            self._rescues.add(Rescue(segment.reader(), batch, owned=True, refused=refused))
+            if refused and (failed := self._rescues.withdraw(0)) is not None:
+                logger.error("%s: tasks that were refused may run: %s", segment.path, failed)
         self._let_go_of_failed()
 
     def _let_go_of_failed(self) -> None:
+        if self._copies:
+            return  # they may have to be withdrawn
         busy = self._rescues.paths()
         idle = [old for old in self._failed if old.path not in busy]
         kept = [old for old in idle if old.keep][-FAILED_KEPT:]
@@ -260,31 +284,43 @@ class SegmentWriter:
         books of its new segment.
         """
         written: dict[OwnedSegment, list[bytes]] = {}
+        self._copies = set(batch)
         try:
             with self._mutex:
                 for record in batch:
-                    written.setdefault(self._append(record), []).append(record)
+                    segment = self._opened()
+                    written.setdefault(segment, []).append(record)
+                    self._append(segment, record)
             errors = self._sync_all()
             for segment in written.keys() & errors.keys():
                 raise errors[segment]
         except OSError as error:
-            # The batch stays with its first rescue, to be tried again: copies must not multiply.
-            moved: set[bytes] = set()
-            for segment, copies in written.items():
-                withdrawn = self._withdraw(segment, copies)
-                self._rescues.leave({segment.name}, withdrawn)
-                moved.update(copies)
-                moved -= withdrawn
-            return moved, error
+            return self._take_back(written), error
+        except BaseException:
+            self._take_back(written)
+            raise
+        finally:
+            self._copies = set()
+            self._let_go_of_failed()
         return set(batch), None
 
-    @staticmethod
-    def _withdraw(segment: OwnedSegment, batch: list[bytes]) -> set[bytes]:
-        try:
-            return withdraw(segment.reader(), batch)
-        except OSError as error:
-            logger.error("%s: tasks that were refused may run: %s", segment.path, error)
-            return set()
+    def _take_back(self, written: dict[OwnedSegment, list[bytes]]) -> set[bytes]:
+        """Withdraw copies: their adds stay with their first rescue. Returns those that stay here.
+
+        Each task is to be in one place, or it would run twice.
+        """
+        moved: set[bytes] = set()
+        for segment, copies in written.items():
+            try:
+                withdrawn = withdraw(segment.reader(), copies)
+            except OSError as error:
+                logger.error("%s: tasks were written twice: %s", segment.path, error)
+                withdrawn = set()
+            stay = [copy for copy in copies if copy not in withdrawn]
+            if stay and segment.error is not None:
+                self._rescues.add(Rescue(segment.reader(), stay, owned=True))
+            moved.update(stay)
+        return moved
 
     # -- the end -------------------------------------------------------------------------------
 
