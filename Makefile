@@ -12,6 +12,7 @@
 #   make schedules                   two and three processes in every order; about 8 minutes
 #   make fuzz                        a store's files mutated: 100,000 inputs by the seed, then guided
 #                                    by coverage where there is an atheris for this Python
+#   make faults                      every call of the disk store fails in every way; 10 minutes
 #   make bench                       what the disk backend does per second, beside its floor
 #   make clean                       remove what these targets made
 
@@ -32,7 +33,7 @@ PIP = $(VENV)/bin/python -m pip --disable-pip-version-check
 STAMP = $(VENV)/.installed-$(shell printf '%s' '$(DJANGO)' | cksum | cut -d' ' -f1)
 FUZZED = $(VENV)/fuzzed
 
-.PHONY: test demo lint torture crash schedules fuzz bench clean venv
+.PHONY: test demo lint torture crash schedules fuzz faults bench clean venv
 .DEFAULT_GOAL := test
 
 test: $(STAMP)
@@ -70,6 +71,9 @@ fuzz: $(STAMP)
 	$$store --dead $(FUZZED)/dead tests/fuzz/corpus/dead $$limits; \
 	$(VENV)/bin/python -m tests.fuzz.atheris_contexts \
 		$(FUZZED)/context tests/fuzz/corpus/context $$limits
+
+faults: $(STAMP)
+	$(VENV)/bin/python -m tests.faults $(ARGS)
 
 bench: $(STAMP)
 	$(VENV)/bin/python -m benchmarks.store $(ARGS)

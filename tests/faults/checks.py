@@ -1,0 +1,362 @@
+"""One operation with one fault, and everything that must be true afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotInTimeError
+from dataclasses import dataclass, field
+from typing import Any
+
+from deferred_django.backends.disk import descriptors
+from tests.faults.injector import DONE_THEN_FAIL, ERRORS, Fault, Injector, Level, Mode
+from tests.faults.neighbour import Neighbour
+from tests.faults.operations import Operation
+from tests.faults.world import PAST, State, World, context, process_descriptors, read_state
+
+BOUND = 10.0
+"""Seconds after which a lock is taken for kept, or a loop for endless."""
+GIVE_A_RESULT = frozenset(("open", "pipe", "init", "open_file", "create_file"))
+"""Calls whose result an interruption right behind them would lose in any program."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a run without faults finds and does."""
+
+    before: State
+    after: State
+    final: State
+    calls: list[str]
+
+
+@dataclass
+class Case:
+    """An operation with a fault."""
+
+    operation: Operation
+    level: Level
+    fault: Fault
+    call: str = ""
+    violations: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return f"{self.operation.name}: {self.level.value} {self.call}, {self.fault}"
+
+    def check(self, so: bool, what: str) -> None:
+        """Note a violation unless ``so``."""
+        if not so:
+            self.violations.append(what)
+
+
+def faults_at(number: int, call: str, level: Level) -> Iterator[Fault]:
+    """All faults of one call."""
+    for mode in (Mode.ONCE, Mode.LASTING):
+        for code in ERRORS:
+            yield Fault(number, mode, code)
+    if call in DONE_THEN_FAIL:
+        return  # there is nobody left who could do it again: the number may be another file's
+    yield Fault(number, Mode.INTERRUPT)
+    if call not in GIVE_A_RESULT:
+        yield Fault(number, Mode.INTERRUPT_AFTER)
+
+
+def expect(operation: Operation, level: Level) -> Expected:
+    """Prepare and run the operation without a fault."""
+    world = World(operation.frequency)
+    injector = Injector(level)
+    try:
+        with logged():
+            operation.prepare(world)
+            before = read_state(world.path)
+            with injector.armed():
+                result = operation.run(world)
+            after = read_state(world.path)
+            assert operation.told(world, result), f"{operation.name}: {result!r}"
+            assert (before != after) == operation.changes, operation.name
+            if operation.again is not None:
+                operation.again(world)
+            assert operation.settled is None or operation.settled(world), operation.name
+            return Expected(before, after, read_state(world.path), injector.calls)
+    finally:
+        world.remove()
+
+
+class _Log(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+@contextlib.contextmanager
+def logged() -> Iterator[list[str]]:
+    """What the store logs meanwhile; nothing of it is shown."""
+    logger = logging.getLogger("deferred_django")
+    handler, propagates = _Log(), logger.propagate
+    logger.addHandler(handler)
+    logger.propagate = False
+    try:
+        yield handler.lines
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagates
+
+
+class EndlessError(BaseException):
+    """A call of the store did not end."""
+
+
+@contextlib.contextmanager
+def bounded() -> Iterator[None]:
+    """Raise :class:`EndlessError` in the main thread if it takes too long."""
+
+    def end(*_: object) -> None:
+        raise EndlessError(f"not within {BOUND:g} s")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, BOUND)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+class Checker:
+    """Runs cases one after the other, with one other process for all of them."""
+
+    def __init__(self, neighbour: Neighbour) -> None:
+        self._neighbour = neighbour
+        self._threads = ThreadPoolExecutor(1)
+        self.expect = functools.cache(expect)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._threads.shutdown()
+
+    def run(self, operation: Operation, level: Level, fault: Fault) -> Case:
+        """Do it; the case says what was violated."""
+        expected = self.expect(operation, level)
+        call = expected.calls[fault.at] if fault.at < len(expected.calls) else "(more)"
+        case = Case(operation, level, fault, call)
+        world = World(operation.frequency)
+        try:
+            with logged():
+                operation.prepare(world)
+            with logged() as lines:
+                raised = self._inject(case, world, lines)
+                self._look(case, world, expected, raised)
+            self._go_on(case, world, expected, raised)
+        except BaseException as error:
+            case.violations.append(f"{type(error).__name__}: {error}")
+            if isinstance(error, KeyboardInterrupt) and fault.mode not in _INTERRUPTS:
+                raise
+        finally:
+            self._close(case, world)
+        return case
+
+    # -- the fault -----------------------------------------------------------------------------
+
+    def _inject(self, case: Case, world: World, lines: list[str]) -> BaseException | None:
+        injector = Injector(case.level, case.fault)
+        operation = case.operation
+        try:
+            with bounded(), injector.armed():
+                result = operation.run(world)
+        except OSError as error:
+            named = isinstance(error.filename, str) and error.filename in str(error)
+            case.check(named, f"the error names no file: {error!r}")
+            case.check(bool(error.strerror), f"the error says nothing: {error!r}")
+            return error
+        except KeyboardInterrupt as error:
+            if case.fault.mode not in _INTERRUPTS:
+                raise
+            return error
+        finally:
+            case.check(injector.injected > 0, "the call was not reached")
+        told = operation.told(world, result) or bool(lines)
+        case.check(told, f"success is claimed, nothing is said, and the result is {result!r}")
+        return None
+
+    # -- what others find ----------------------------------------------------------------------
+
+    def _look(
+        self, case: Case, world: World, expected: Expected, raised: BaseException | None
+    ) -> None:
+        self._look_for_leaks(case, world)
+        state = read_state(world.path)
+        operation = case.operation
+        if operation.late or (operation.refuses and raised and not operation.frequency):
+            # What was refused may be there until the timer has removed it.
+            state.pending.pop("new", None)
+        self._judge(case, state, expected, raised)
+        # The timer comes by, as it would within half a second.
+        self._soon(case, "a tick", world.subject.tasks._tick)
+        state = read_state(world.path)
+        interrupted = isinstance(raised, KeyboardInterrupt)
+        if operation.late and interrupted:
+            state.pending.pop("new", None)
+        self._judge(case, state, expected, raised)
+        self._ask_neighbour(case, world, state, certain=not interrupted)
+
+    def _judge(
+        self, case: Case, state: State, expected: Expected, raised: BaseException | None
+    ) -> None:
+        operation = case.operation
+        before, after = expected.before, expected.after
+        interrupted = isinstance(raised, KeyboardInterrupt)
+        if raised is None and not operation.quiet:
+            case.check(state == after, f"after a success: {_difference(after, state)}")
+        elif operation.refuses and not interrupted:
+            case.check(state == before, f"refused, but: {_difference(before, state)}")
+        elif operation.whole:
+            either = state in (before, after)
+            case.check(either, f"neither before nor after: {_difference(after, state)}")
+        else:
+            for task_id in {*before.pending, *before.dead, *after.pending, *after.dead}:
+                case.check(
+                    _may_be(state.places(task_id), before.places(task_id), after.places(task_id)),
+                    f"{task_id} is neither as before nor as after: {state}",
+                )
+
+    def _look_for_leaks(self, case: Case, world: World) -> None:
+        table = descriptors.open_descriptors()
+        new = process_descriptors()
+        for fd in new.keys() - world.descriptors.keys() - table.keys():
+            case.violations.append(f"descriptor {fd} is open and in no table: {new[fd]}")
+        for fd in table.keys() - new.keys():
+            case.violations.append(f"descriptor {fd} is in the table and closed: {table[fd]}")
+
+    def _ask_neighbour(self, case: Case, world: World, state: State, *, certain: bool) -> None:
+        answer = self._neighbour.look(world.path)
+        if "error" in answer:
+            case.violations.append(f"another process cannot work: {answer['error']}")
+            return
+        case.check(bool(answer["works"]), "another process cannot remove what it added")
+        due = {name for name in state.pending if _is_due(name, state)}
+        free = due - world.held()
+        claimed = answer["claimed"]
+        assert isinstance(claimed, list)
+        if case.operation.late:
+            claimed = [name for name in claimed if name != "new"]
+        case.check(len(set(claimed)) == len(claimed), f"another process may claim {claimed}")
+        # A call that was interrupted may have let go of what its caller takes for held.
+        fits = set(claimed) == free if certain else free <= set(claimed) <= due
+        case.check(fits, f"another process may claim {claimed}, not {sorted(free)}")
+
+    # -- the fault has ended -------------------------------------------------------------------
+
+    def _go_on(
+        self, case: Case, world: World, expected: Expected, raised: BaseException | None
+    ) -> None:
+        """The same storage works, from another thread: no lock of a thread is kept."""
+        operation = case.operation
+        again = operation.again or operation.run
+
+        def repeat() -> None:
+            if raised is not None or operation.again or operation.quiet:
+                again(world)
+
+        final = expected.final
+        with logged():
+            self._soon(case, "the same again", repeat)
+            state = read_state(world.path)
+            # An interrupted add is added again under its id, which replaces the first; of one that
+            # is not, nobody knows whether it was made.
+            if operation.late and isinstance(raised, KeyboardInterrupt):
+                state.pending.pop("new", None)
+            case.check(state == final, f"in the end: {_difference(final, state)}")
+            settled = operation.settled is None or operation.settled(world)
+            case.check(settled, "in the end it is not settled")
+            self._soon(case, "work on the same storage", lambda: _work(world))
+            self._soon(case, "letting go", world.let_go)
+            self._soon(case, "closing", world.subject.close)
+            state = read_state(world.path)
+            if operation.late and isinstance(raised, KeyboardInterrupt):
+                state.pending.pop("new", None)
+            case.check(state == final, f"after all: {_difference(final, state)}")
+
+    def _soon(self, case: Case, what: str, action: Callable[[], Any]) -> None:
+        try:
+            self._threads.submit(action).result(BOUND)
+        except NotInTimeError:
+            case.violations.append(f"{what}: not within {BOUND:g} s")
+            self._threads = ThreadPoolExecutor(1)
+            raise
+        except Exception as error:
+            case.violations.append(f"{what}: {type(error).__name__}: {error}")
+
+    def _close(self, case: Case, world: World) -> None:
+        try:
+            world.remove()
+        except Exception as error:
+            case.violations.append(f"at the end: {type(error).__name__}: {error}")
+        left = set(descriptors.open_descriptors()) - world.registered
+        case.check(not left, f"descriptors are left in the table: {left}")
+        new = process_descriptors()
+        for fd in new.keys() - world.descriptors.keys():
+            case.violations.append(f"descriptor {fd} is left: {new[fd]}")
+            with contextlib.suppress(OSError):
+                os.close(fd)
+        for fd in left:
+            descriptors.paths.pop(fd, None)
+
+
+_INTERRUPTS = (Mode.INTERRUPT, Mode.INTERRUPT_AFTER)
+_Places = tuple[str | None, str | None]
+
+
+def _may_be(found: _Places, before: _Places, after: _Places) -> bool:
+    if found in (before, after):
+        return True
+    # In both stores, and each says what it says before or after.
+    return None not in found and all(
+        there in (one, other) for there, one, other in zip(found, before, after, strict=True)
+    )
+
+
+def _is_due(name: str, state: State) -> bool:
+    return name != "later" and not state.pending[name].endswith("attempts: 1")
+
+
+def _difference(expected: State, found: State) -> str:
+    return f"expected {expected}, found {found}"
+
+
+def _work(world: World) -> None:
+    subject = world.subject
+    subject.add_task(context("probe"), task_id="probe", publish_at=PAST)
+    subject.sync()
+    [claim] = subject.claim_tasks(1, ids=["probe"])
+    subject.start_task(claim)
+    subject.complete_task(claim)
+    subject.add_dead_task(
+        "probe", context("probe"), ValueError("probe"), task_class="app.tasks.x", attempts=1
+    )
+    assert subject.remove_dead_tasks("probe") == 1
+    subject.sync()
+    assert subject.claim_tasks(1, ids=["probe"]) == []
+    assert threading.active_count() < 50
+
+
+Planned = tuple[Operation, Level, Fault]
+
+
+def plan(
+    checker: Checker, operations: Iterable[Operation], levels: Iterable[Level]
+) -> Iterator[Planned]:
+    """All cases."""
+    for operation in operations:
+        for level in levels:
+            for number, call in enumerate(checker.expect(operation, level).calls):
+                for fault in faults_at(number, call, level):
+                    yield operation, level, fault
