@@ -22,7 +22,7 @@ from pathlib import Path
 
 import django
 
-from tests.fuzz.levels import DeadLevel, LogLevel, quiet
+from tests.fuzz.levels import DeadLevel, LogLevel, in_memory, quiet
 from tests.fuzz.material import Material
 from tests.fuzz.stores import StoreLevel
 
@@ -83,9 +83,8 @@ def main() -> int:
     counts = {name: max(1, round(options.count * share)) for name, share in SHARES.items()}
     if options.level:
         counts = {options.level: options.count}
-    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
     found = 0
-    with tempfile.TemporaryDirectory(dir=memory) as directory, quiet():
+    with tempfile.TemporaryDirectory(dir=in_memory()) as directory, quiet():
         tries = levels(Path(directory))
         for name, count in counts.items():
             found += run(name, tries[name], options.seed, options.first, count)

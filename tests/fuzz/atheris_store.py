@@ -10,7 +10,6 @@ finding ends the run with an exit code other than 0.
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 from pathlib import Path
@@ -18,7 +17,7 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["deferred_django"]):
-    from tests.fuzz.levels import DeadLevel, LogLevel, quiet
+    from tests.fuzz.levels import DeadLevel, LogLevel, in_memory, quiet
 
 from tests.fuzz.sealed import CHANGE, SMALL, unpack
 
@@ -26,8 +25,7 @@ from tests.fuzz.sealed import CHANGE, SMALL, unpack
 def main() -> None:
     """Fuzz until libFuzzer's limits are met."""
     arguments = [argument for argument in sys.argv if argument != "--dead"]
-    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
-    log, dead = LogLevel(), DeadLevel(Path(tempfile.mkdtemp(dir=memory)))
+    log, dead = LogLevel(), DeadLevel(Path(tempfile.mkdtemp(dir=in_memory())))
 
     def one_log(data: bytes) -> None:
         bits, cuts, content = unpack(data)

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import random
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -32,6 +33,11 @@ SMALL_CHUNK = 64
 SMALL_LIMIT = 2000
 LIMITS = {False: (reference.LOG_LIMIT, reference.DEAD_LIMIT), True: (SMALL_LIMIT, SMALL_LIMIT)}
 """How long a line may be in the log and in the dead-tasks file: really, and with small blocks."""
+
+
+def in_memory() -> str | None:
+    """A directory that is no disk, where there is one."""
+    return "/dev/shm" if os.path.isdir("/dev/shm") else None
 
 
 @contextlib.contextmanager
@@ -84,7 +90,8 @@ class LogLevel:
     """A segment as a reader takes it in, on a file in memory."""
 
     def __init__(self) -> None:
-        self._fd = os.memfd_create("segment")
+        self._fd, path = tempfile.mkstemp(dir=in_memory())
+        os.unlink(path)
 
     def close(self) -> None:
         os.close(self._fd)

@@ -73,7 +73,7 @@ def peak_of(directory: Path) -> int:
 
 FOREIGN: dict[str, tuple[Callable[[int], bytes], int]] = {
     "one line": (lambda number: b"x" * MIB, 24),
-    "zeros": (lambda number: bytes(MIB), 24),
+    "zeros": (lambda number: bytes(MIB), 10),
     "newlines": (lambda number: b"\n" * 10_000, 1),
     "log lines": (lambda number: b"Nov 29 18:00:01 web systemd[1]: Started.\n" * 1000, 3),
     "records of another kind": (lambda number: b"352441c2:abc\n" * 1000, 3),

@@ -51,9 +51,11 @@ def is_caught(attempt: Callable[[random.Random], None], inputs: int = ENOUGH) ->
     return False
 
 
-def log_inputs(material: Material) -> Callable[[random.Random], None]:
+@pytest.fixture
+def log_inputs(material: Material) -> Iterator[Callable[[random.Random], None]]:
     level = LogLevel()
-    return lambda chance: level.attempt(material.segment(chance), chance)
+    yield lambda chance: level.attempt(material.segment(chance), chance)
+    level.close()
 
 
 def dead_inputs(material: Material, directory: Path) -> Callable[[random.Random], None]:
@@ -61,9 +63,11 @@ def dead_inputs(material: Material, directory: Path) -> Callable[[random.Random]
     return lambda chance: level.attempt(material.dead_tasks(chance), chance)
 
 
-def test_without_a_defect_nothing_is_caught(tmp_path: Path, material: Material) -> None:
+def test_without_a_defect_nothing_is_caught(
+    tmp_path: Path, material: Material, log_inputs: Callable[[random.Random], None]
+) -> None:
     (tmp_path / "dead").mkdir()
-    assert not is_caught(log_inputs(material), 100)
+    assert not is_caught(log_inputs, 100)
     assert not is_caught(dead_inputs(material, tmp_path / "dead"), 20)
     assert not is_caught(StoreLevel(tmp_path / "store", material).check, 10)
     assert not is_caught(lambda chance: contexts.check(contexts.mutated(chance)), 100)
@@ -115,10 +119,10 @@ def takes_any_escape(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_defect_of_the_log_reader_is_caught(
     defect: Callable[[pytest.MonkeyPatch], None],
     monkeypatch: pytest.MonkeyPatch,
-    material: Material,
+    log_inputs: Callable[[random.Random], None],
 ) -> None:
     defect(monkeypatch)
-    assert is_caught(log_inputs(material))
+    assert is_caught(log_inputs)
 
 
 def repairs_one_byte_too_many(monkeypatch: pytest.MonkeyPatch) -> None:

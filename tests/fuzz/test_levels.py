@@ -33,7 +33,7 @@ def log_level() -> Iterator[LogLevel]:
 
 
 def test_any_bytes_in_a_segment(log_level: LogLevel) -> None:
-    @settings(max_examples=200)
+    @settings(max_examples=150)
     @given(CHANCE)
     def check(chance: random.Random) -> None:
         content = mutations.mutate(b"", chance, mutations.log_record)
@@ -42,7 +42,7 @@ def test_any_bytes_in_a_segment(log_level: LogLevel) -> None:
     check()
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.binary(max_size=200), st.booleans())
 def test_bytes_of_no_form_at_all(content: bytes, small: bool) -> None:
     level = LogLevel()
@@ -56,7 +56,7 @@ def test_any_bytes_in_the_dead_tasks_file(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(os, "fsync", lambda fd: None)
     level = DeadLevel(tmp_path)
 
-    @settings(max_examples=60)
+    @settings(max_examples=50)
     @given(CHANCE)
     def check(chance: random.Random) -> None:
         content = mutations.mutate(b"", chance, mutations.dead_record)
