@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
+import os
 import random
 import threading
 import time
@@ -97,18 +99,21 @@ def _patiently(action: Callable[[], None]) -> None:
     except CommandError as error:
         if isinstance(error.__cause__, CommandError):  # an id was gone
             return
-        if not _is_timeout(error.__cause__):
-            raise
-        ledger.write(ledger.HANDS, "timeout")
+        _expect(error.__cause__)
     except OSError as error:
-        if not _is_timeout(error):
-            raise
+        _expect(error)
+
+
+def _expect(error: BaseException | None) -> None:
+    # Of a retry that has handed its tasks over before, a timeout is no DeadTasksLockTimeout.
+    if not isinstance(error, OSError):
+        raise TypeError("what a command failed with is no error of the store") from error
+    if error.errno == errno.ETIMEDOUT:
         ledger.write(ledger.HANDS, "timeout")
-
-
-def _is_timeout(error: BaseException | None) -> bool:
-    # Of a retry that has handed its tasks over before, it is no DeadTasksLockTimeout.
-    return isinstance(error, OSError) and error.errno == errno.ETIMEDOUT
+    elif error.errno == errno.EBUSY or str(error.filename).endswith(".tmp"):
+        ledger.write(ledger.HANDS, "disturbed")  # by an operator
+    else:
+        raise error
 
 
 def _command(*words: str) -> None:
@@ -154,9 +159,23 @@ def retrier() -> None:
         time.sleep(random.uniform(0.05, 0.3))
 
 
+def operator() -> None:
+    """Remove what the documentation says may be removed: locks, temps, the files of workers."""
+    backend = get_backend()
+    directory, prefix = str(backend.config.path), backend.config.prefix
+    while not is_told_to_stop():
+        name = random.choice(os.listdir(directory) or ["none"])
+        if name.startswith(f"{prefix}worker-") or name.endswith((".lock", ".tmp")):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(directory, name))
+                ledger.write(ledger.HANDS, "deleted")
+        time.sleep(random.uniform(0.05, 0.4))
+
+
 ROLES: dict[str, Callable[[], None]] = {
     "producer": producer,
     "store worker": store_worker,
     "purge": purger,
     "retry": retrier,
+    "operator": operator,
 }

@@ -101,8 +101,8 @@ class Books:
                     self.tasks[task_id].acked = True
                 else:
                     getattr(self.tasks[task_id], line.what).append(line.at)
-            if line.what == "timeout":
-                self.figures["timeouts"] += 1
+            if line.what in ("timeout", "deleted", "disturbed"):
+                self.figures[line.what] += 1
         for line in runs:
             task_id, attempt, pid, *rest = line.words
             found = self.tasks[task_id].runs
@@ -244,6 +244,10 @@ class Books:
             (
                 f"dead by three deaths of their workers {figures['dead by deaths of workers']}, "
                 f"run though never acknowledged {figures['run without an acknowledgement']}, "
-                f"purges and retries that gave up waiting for the lock {figures['timeouts']}"
+                f"purges and retries that gave up waiting for the lock {figures['timeout']}"
+            ),
+            (
+                f"locks, temps and files of workers that an operator removed {figures['deleted']}, "
+                f"purges and retries that he spoiled {figures['disturbed']}"
             ),
         ]

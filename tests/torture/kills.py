@@ -3,11 +3,12 @@
     python -m tests.torture.kills --seconds 60 --seed 1
 
 Producers enqueue tasks that succeed, fail and are tried again, or die; ``deferred_worker``
-commands and workers on the bare store run them; others purge dead tasks and run them again. All
-the while one of these processes after the other is killed (SIGKILL), stopped and let go on
-(SIGSTOP, SIGCONT, some for longer than the fsync period), or killed while it is stopped, and
-replaced. Then all are told to stop, a drain runs what is left, and the ledgers are compared with
-each other and with the store. Exit code 1 if anything does not add up.
+commands and workers on the bare store run them; others purge dead tasks and run them again; an
+operator removes lock files, temps and the files of workers. All the while one of these processes
+after the other is killed (SIGKILL), stopped and let go on (SIGSTOP, SIGCONT, some for longer than
+the fsync period), or killed while it is stopped, and replaced. Then all are told to stop, a drain
+runs what is left, and the ledgers are compared with each other and with the store. Exit code 1 if
+anything does not add up.
 
 Only processes that this one started, or that a supervisor that it started did, get a signal.
 """
@@ -40,7 +41,7 @@ INSTALLED_APPS = ["deferred_django", "tests.torture"]
 from deferred_django.backends.disk import tidy, writer
 writer.ROTATE_BYTES, tidy.COMPACT_BYTES, tidy.GROWN_BYTES = 60_000, 2_000, 100_000
 """
-CREW = {"producer": 3, "store worker": 3, "purge": 1, "retry": 1}
+CREW = {"producer": 3, "store worker": 3, "purge": 1, "retry": 1, "operator": 1}
 """How many of each are at work at the same time."""
 SUPERVISORS = (("--processes", "2", "--threads", "2"), ("--processes", "1", "--threads", "4"))
 WEIGHTS = {
@@ -48,6 +49,7 @@ WEIGHTS = {
     "store worker": 4,
     "purge": 2,
     "retry": 2,
+    "operator": 1,
     "worker process": 4,
     "supervisor": 1,
 }

@@ -72,7 +72,7 @@ def test_what_adds_up(made: Books, cause: str) -> None:
     assert made.wrong == []
     assert made.tasks["x"].runs[-1].cause == cause
     assert made.figures["done"] == 1
-    assert len(made.lines()) == 4
+    assert len(made.lines()) == 5
 
 
 def test_what_is_neither_done_nor_lost() -> None:
