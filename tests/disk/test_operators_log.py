@@ -478,7 +478,7 @@ def test_a_kept_segment_can_be_removed_or_put_back(
     assert list(store.iterdir()) == []
 
 
-@pytest.mark.parametrize("how", ["file", "directory", "backup"])
+@pytest.mark.parametrize("how", ["file", "directory", "backup", "cut"])
 def test_a_worker_whose_file_was_removed_is_listed_again(tmp_path: Path, how: str) -> None:
     path = tmp_path / "store"
     backend = DiskBackend(BackendConfig(path=path, prefix="t-"))
@@ -489,6 +489,8 @@ def test_a_worker_whose_file_was_removed_is_listed_again(tmp_path: Path, how: st
         backend.maintain()
         assert not path.exists()
         path.mkdir()
+    elif how == "cut":
+        os.truncate(file, 0)
     else:
         content = file.read_bytes()
         file.unlink()

@@ -58,9 +58,11 @@ class WorkerFiles:
             raise
 
     def stay_listed(self) -> None:
-        """Write the file anew if somebody removed it; where the directory is gone, wait for it."""
+        """Write the file anew if somebody removed or emptied it; without a directory, wait."""
         own = self._own
-        if own is None or files.is_at_path(*own) or not files.is_directory(self._names.path):
+        if own is None or (files.is_at_path(*own) and files.status(own[0]).st_size):
+            return
+        if not files.is_directory(self._names.path):
             return
         with contextlib.suppress(FileNotFoundError):  # from a backup: nobody holds it
             files.unlink(own[1])
