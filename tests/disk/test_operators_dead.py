@@ -249,6 +249,20 @@ def test_an_add_between_its_write_and_a_rename_under_another_lock(
     assert first.verify() == []
 
 
+@pytest.mark.parametrize("kind", ["remove", "take"])
+def test_a_temp_that_is_removed_before_it_is_put_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    store = filled(tmp_path, *"ab")
+    when(monkeypatch, "rename", temp_file(tmp_path).unlink)
+    with pytest.raises(OSError, match="dead_tasks-0.tmp|were handed over"):
+        store.remove(["a"]) if kind == "remove" else take_all(store, ["a"])
+    monkeypatch.undo()
+    assert names(store) == ["b", "a"]
+    assert store.remove(["a"]) == 1
+    assert_at_rest(tmp_path)
+
+
 def test_an_index_notices_a_lock_file_that_was_made_anew(tmp_path: Path) -> None:
     """Its size counts from the beginning again, and the file's inode may come round too."""
     store = filled(tmp_path, *"ab")
