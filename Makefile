@@ -14,6 +14,7 @@
 #                                    by coverage where there is an atheris for this Python
 #   make faults                      every call of the disk store fails in every way; 10 minutes
 #   make bench                       what the disk backend does per second, beside its floor
+#   make bench-size                  what a million dead tasks cost, beside their floors; minutes
 #   make clean                       remove what these targets made
 
 VENV ?= .venv
@@ -33,7 +34,7 @@ PIP = $(VENV)/bin/python -m pip --disable-pip-version-check
 STAMP = $(VENV)/.installed-$(shell printf '%s' '$(DJANGO)' | cksum | cut -d' ' -f1)
 FUZZED = $(VENV)/fuzzed
 
-.PHONY: test demo lint torture crash schedules fuzz faults bench clean venv
+.PHONY: test demo lint torture crash schedules fuzz faults bench bench-size clean venv
 .DEFAULT_GOAL := test
 
 test: $(STAMP)
@@ -77,6 +78,9 @@ faults: $(STAMP)
 
 bench: $(STAMP)
 	$(VENV)/bin/python -m benchmarks.store $(ARGS)
+
+bench-size: $(STAMP)
+	$(VENV)/bin/python -m benchmarks.size_dead $(ARGS)
 
 venv: $(STAMP)
 

@@ -31,6 +31,35 @@ def test_the_store_benchmark_measures_everything(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_size_benchmark_measures_everything(tmp_path: Path) -> None:
+    """At a size where no figure means anything but the bytes of the index itself."""
+    sizes = ["--records", "2000", "--rounds", "1", "--command-rounds", "0", "--baseline", "0"]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.size_dead", *sizes, "--path", str(tmp_path)],
+        cwd=REPOSITORY,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stderr == ""
+    assert done.returncode == (" LOW\n" in done.stdout)
+    for name in (
+        "first page, cold",
+        "index built",
+        "memory of the index, RSS",
+        "find, warm",
+        "purge of half, cold",
+        "an add during the purge, the slowest",
+    ):
+        assert re.search(rf"^{name} +<= |^{name} +>= ", done.stdout, re.MULTILINE), name
+    assert re.search(r"^memory of the index, traced .* \d+ B +ok$", done.stdout, re.MULTILINE)
+    assert re.search(r"^adds that failed +0 +0 of \d+ +ok$", done.stdout, re.MULTILINE)
+    assert re.search(r"^records after it as they should be .* ok$", done.stdout, re.MULTILINE)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_floor_writes_the_same_bytes(tmp_path: Path) -> None:
     body = b'add:1-2-a-3:a4:5:0:default:{"v":1,"args":[7,"\\u00fc"]}'
     source = tmp_path / "segment"
