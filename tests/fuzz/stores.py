@@ -12,6 +12,7 @@ from deferred_django.backends.base import BackendConfig, Finding
 from deferred_django.backends.disk import DiskBackend
 from deferred_django.backends.disk.scanner import MAX_DAMAGE_KEPT
 from tests.fuzz import reference
+from tests.fuzz.levels import LIMITS, small_blocks
 from tests.fuzz.material import DEAD_TASKS, FUTURE, Material
 
 PREFIX = "s-"
@@ -35,6 +36,7 @@ class StoreLevel:
     def __init__(self, directory: Path, material: Material) -> None:
         self._directory = directory
         self._material = material
+        self._small = False
 
     def _backend(self) -> DiskBackend:
         return DiskBackend(BackendConfig(path=self._directory, prefix=PREFIX))
@@ -49,12 +51,20 @@ class StoreLevel:
         if chance.random() < 0.5:
             content = self._material.dead_tasks(chance)
             (self._directory / f"{PREFIX}{DEAD_TASKS}").write_bytes(content)
+        self._small = chance.random() < 0.4
+        with small_blocks(self._small):
+            self._check_all(chance)
+
+    def _check_all(self, chance: random.Random) -> None:
         self._check_looking()
         if chance.random() < 0.5:
             producer = self._backend()
             producer.add_task(b"from the producer")
             producer.close()
         self._check_drain()
+
+    def _read_log(self, content: bytes) -> reference.Reading:
+        return reference.read_log(content, LIMITS[self._small][0])
 
     def _segments(self) -> dict[str, bytes]:
         paths = sorted(self._directory.glob(f"{PREFIX}0-*"))
@@ -64,7 +74,7 @@ class StoreLevel:
         before = state(self._directory)
         backend = self._backend()
         self._compare_findings(backend.verify())
-        readings = [reference.read_log(content) for content in self._segments().values()]
+        readings = [self._read_log(content) for content in self._segments().values()]
         pending = Counter(
             (name, task.payload)
             for reading in readings
@@ -86,14 +96,14 @@ class StoreLevel:
         torn: dict[str, str] = {}
         for name, content in self._segments().items():
             path = str(self._directory / name)
-            reading = reference.read_log(content)
+            reading = self._read_log(content)
             unreadable = [task.offset for task in reading.tasks.values() if task.payload is None]
             damage[path] = sorted(reading.damage + unreadable)
             if reading.torn:
                 torn[path] = f"unfinished writes: {reading.torn}"
         dead = self._directory / f"{PREFIX}{DEAD_TASKS}"
         if dead.exists():
-            reading = reference.read_dead(dead.read_bytes())
+            reading = reference.read_dead(dead.read_bytes(), LIMITS[self._small][1])
             damage[str(dead)] = reading.damage
             if reading.torn:
                 torn[str(dead)] = "an unfinished write at the end"
@@ -115,7 +125,7 @@ class StoreLevel:
         due: Counter[tuple[str, bytes]] = Counter()
         left: dict[str, set[str]] = {}
         for file, content in before.items():
-            tasks = reference.read_log(content).tasks
+            tasks = self._read_log(content).tasks
             left[file] = set()
             for name, task in tasks.items():
                 if task.payload is not None and task.publish_ms <= now_ms:
@@ -137,7 +147,7 @@ class StoreLevel:
         for file, content in before.items():
             if left[file]:
                 assert after.pop(file).startswith(content)
-            elif reference.read_log(content).damage:
+            elif self._read_log(content).damage:
                 assert after.pop(f"{file}.damaged").startswith(content), "kept for a person"
             else:
                 assert file not in after

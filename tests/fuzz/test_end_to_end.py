@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import random
 import signal
 from collections import Counter
@@ -17,7 +18,7 @@ from django.core.management import call_command
 from django.test import override_settings
 
 from deferred_django import deferred
-from deferred_django.backends.disk import DiskBackend
+from deferred_django.backends.disk import DiskBackend, locks
 from deferred_django.execution import Outcome, execute
 from deferred_django.registry import get_backend, get_queue
 from tests.disk.dlq import line
@@ -129,3 +130,40 @@ def test_people_look_at_any_dead_tasks(backend: DiskBackend, tmp_path: Path) -> 
     command("purge", "--older-than", "30d", "--noinput")
     command("purge", "--all", "--noinput")
     assert command("list").strip() == "No dead tasks."
+
+
+WORKERS: tuple[bytes, ...] = (
+    b"",
+    b"null",
+    b"[]",
+    b"\xff",
+    b"[" * 60_000,
+    b'{"pid":1e999,"host":"h","started_at":5}',
+    b'{"pid":1,"host":"h","started_at":NaN}',
+    b'{"pid":1,"host":"h","started_at":1e300,"threads":-1,"queues":[[1],{}]}',
+    b'{"pid":-1,"host":"\\u001b[31m","started_at":5,"queues":5}',
+    b'{"pid":%b,"host":[],"started_at":-1}' % (b"9" * 400),
+    b'{"pid":1,"host":"%b","started_at":5}' % (b"x" * 70_000),
+)
+
+
+def test_people_look_at_any_workers(backend: DiskBackend, tmp_path: Path) -> None:
+    """Of files that somebody locks, as only a living worker does."""
+    held = []
+    try:
+        for number, content in enumerate(WORKERS):
+            path = tmp_path / f"e-worker-0-{number:013}"
+            path.write_bytes(content)
+            fd = os.open(path, os.O_RDWR)
+            held.append(fd)
+            assert locks.try_whole(fd)
+        for format in ("table", "json"):
+            out = io.StringIO()
+            call_command("deferred_status", "--format", format, stdout=out)
+            assert "\x1b" not in out.getvalue()
+        assert len(json.loads(out.getvalue())["workers"]) == 2, "the others say no time or no pid"
+        backend.maintain()
+        assert len(list(tmp_path.glob("e-worker-*"))) == len(WORKERS)
+    finally:
+        for fd in held:
+            os.close(fd)

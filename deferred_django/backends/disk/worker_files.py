@@ -16,6 +16,7 @@ from deferred_django.backends.disk.names import StoreNames
 
 EMPTY_SECONDS = 60.0
 _MAX_BYTES = 64 * 1024
+_MAX_SECONDS = 1e15
 
 
 class WorkerFiles:
@@ -111,12 +112,14 @@ class WorkerFiles:
 
     def _info(self, token: str, content: dict[str, object]) -> WorkerInfo:
         pid, queues = int(str(content["pid"])), content.get("queues")
-        host = str(content["host"])
+        host, started_at = str(content["host"]), float(str(content["started_at"]))
+        if not abs(started_at) <= _MAX_SECONDS:  # NaN too: no age could be told of it
+            raise ValueError("not a time")
         return WorkerInfo(
             token=token,
             pid=pid,
             host=host,
-            started_at=float(str(content["started_at"])),
+            started_at=started_at,
             threads=int(str(content.get("threads", 0))),
             queues=tuple(map(str, queues)) if isinstance(queues, list) else None,
             stopped=host == socket.gethostname() and _is_stopped(pid),
