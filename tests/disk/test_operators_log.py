@@ -389,6 +389,39 @@ def test_a_store_that_is_moved_away_and_back_between_two_looks(
     assert everything(opener) == []
 
 
+def test_idle_processes_make_nothing_where_the_store_was(tmp_path: Path) -> None:
+    """So that it can be moved back as long as nobody enqueues."""
+    path = tmp_path / "store"
+    config = BackendConfig(path=path, prefix="t-", fsync_frequency=LONG)
+    web, worker = DiskBackend(config), DiskBackend(config)
+    worker.worker_started(threads=1)
+    web.add_task(b"1")
+    web.sync()
+    assert worker.claim_tasks(0) == []
+    path.rename(tmp_path / "moved")
+    for _ in range(3):
+        web.tasks._tick()
+        web.maintain()
+        worker.tasks._tick()
+        worker.maintain()
+        assert worker.claim_tasks(10) == []
+        assert worker.list_dead_tasks() == []
+        assert worker.status().pending == 0
+    assert not path.exists()
+    (tmp_path / "moved").rename(path)
+    web.add_task(b"2")
+    claims = wait_until(lambda: worker.claim_tasks(10))
+    assert sorted(claim.context for claim in claims) == [b"1", b"2"]
+    for claim_ in claims:
+        worker.start_task(claim_)
+        worker.complete_task(claim_)
+    assert len(worker.status().workers) == 1
+    web.close()
+    worker.maintain()
+    worker.close()
+    assert list(path.iterdir()) == []
+
+
 # -- links ---------------------------------------------------------------------------------------
 
 

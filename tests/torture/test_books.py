@@ -121,7 +121,7 @@ def test_what_is_done_to_a_store_on_purpose_is_noticed_and_nothing_else() -> Non
     """A short torture, and one task lost, one run twice, one brought back, and bytes spoiled."""
     done = subprocess.run(
         [
-            *[sys.executable, "-m", "tests.torture.kills", "--seconds", "3", "--rate", "10"],
+            *[sys.executable, "-m", "tests.torture.kills", "--seconds", "2", "--rate", "12"],
             *["--sabotage", "lose,repeat,return,damage"],
         ],
         cwd=REPOSITORY,
