@@ -263,6 +263,28 @@ def test_a_temp_that_is_removed_before_it_is_put_in_place(
     assert_at_rest(tmp_path)
 
 
+@pytest.mark.parametrize("kind", ["remove", "take"])
+def test_anothers_copy_is_not_put_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """An operator removed the copy and the removal's lock file: another removal has begun."""
+    store = filled(tmp_path, *"ab")
+    temp = temp_file(tmp_path)
+
+    def begin_another() -> None:
+        temp.unlink()
+        temp.write_bytes(line("b")[:10])
+
+    when(monkeypatch, "fsync", begin_another)
+    with pytest.raises(OSError, match="the copy was removed by another program"):
+        store.remove(["a"]) if kind == "remove" else take_all(store, ["a"])
+    monkeypatch.undo()
+    assert names(store) == ["b", "a"]
+    assert temp.read_bytes() == line("b")[:10]
+    assert store.remove(["a"]) == 1
+    assert_at_rest(tmp_path)
+
+
 def test_an_index_notices_a_lock_file_that_was_made_anew(tmp_path: Path) -> None:
     """Its size counts from the beginning again, and the file's inode may come round too."""
     store = filled(tmp_path, *"ab")

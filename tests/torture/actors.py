@@ -110,7 +110,7 @@ def _expect(error: BaseException | None) -> None:
         raise TypeError("what a command failed with is no error of the store") from error
     if error.errno == errno.ETIMEDOUT:
         ledger.write(ledger.HANDS, "timeout")
-    elif error.errno == errno.EBUSY or str(error.filename).endswith(".tmp"):
+    elif error.errno in (errno.EBUSY, errno.ESTALE) or str(error.filename).endswith(".tmp"):
         ledger.write(ledger.HANDS, "disturbed")  # by an operator
     else:
         raise error

@@ -91,6 +91,11 @@ class Removal:
             files.fsync(self._temp)
             before = self._file.identity(self._source, lock_fd)
             self._file.begin_renaming(lock_fd)
+            # Where an operator removed it, another removal may have put its unfinished one there.
+            if not files.is_at_path(self._temp, self._temp_path):
+                raise OSError(
+                    errno.ESTALE, "the copy was removed by another program", self._temp_path
+                )
             files.rename(self._temp_path, self._file.target)
             self._replaced = True
             if files.status(self._source).st_size > self._copied:
@@ -110,7 +115,8 @@ class Removal:
         try:
             if not self._replaced:
                 with contextlib.suppress(OSError):  # the next removal tries again
-                    files.unlink(self._temp_path)
+                    if files.is_at_path(temp, self._temp_path):
+                        files.unlink(self._temp_path)
                 dead_tasks_freeing.free(temp)
         finally:
             files.close(temp)
