@@ -127,8 +127,6 @@ def _looks(call: Call, ids: set[str], moving: set[str]) -> Iterator[Step]:
     reads late to one that it has read.
     """
     seen: list[tuple[Callable[[State], Any], Any]] = []
-    if call.outcome != "end":
-        return
     if call.kind == "find":
         seen.append((partial(model.dead_tag, call.arguments[0]), call.result))
     elif call.kind == "count":
@@ -146,6 +144,29 @@ def _looks(call: Call, ids: set[str], moving: set[str]) -> Iterator[Step]:
             seen.append((partial(model.pending_tags, name), answer))
     for look, answer in seen:
         yield Step(call.low, call.high, model.seen(look, answer), is_look=True)
+
+
+def _misses(call: Call) -> Iterator[Step]:
+    """What was not claimed or removed was not to be had, at some moment."""
+    missed: set[str] = set()
+    is_free = model.is_due_and_free
+    if call.kind == "claim":
+        missed = set(call.arguments[0]) - {task_id for task_id, *_ in call.result}
+    elif call.kind == "remove" and not call.result:
+        missed, is_free = {call.arguments[0]}, model.is_free
+    for task_id in missed:
+        look = model.seen(partial(is_free, task_id), False)
+        yield Step(call.low, call.high, look, is_look=True)
+
+
+def _may_hold_up(other: Call, call: Call) -> bool:
+    """Whether it locks for a moment what it then lets go, or moves what it locks."""
+    kinds = ("claim", "remove", "maintain", "sync", "add", "close")
+    return other.who != call.who and other.kind in kinds and _overlap(other, call)
+
+
+def _overlap(one: Call, other: Call) -> bool:
+    return one.low < other.high and other.low < one.high
 
 
 def ids_in(calls: list[Call]) -> set[str]:
@@ -180,10 +201,13 @@ def explain(
         moving = {
             task_id
             for other in calls
-            if other.kind == "sync" and other.low < call.high and call.low < other.high
+            if other.kind == "sync" and _overlap(other, call)
             for task_id, _ in _added(each for each in calls if each.who == other.who)
         }
-        lanes += [[step] for step in _looks(call, ids, moving)]
+        if call.outcome == "end":
+            lanes += [[step] for step in _looks(call, ids, moving)]
+            if not any(_may_hold_up(other, call) for other in calls):
+                lanes += [[step] for step in _misses(call)]
     for who, number in killed.items():
         own = [call for call in calls if call.who == who]
         at_a_sync = any(call.kind == "sync" and call.outcome == "cut off" for call in own)

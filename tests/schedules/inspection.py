@@ -69,7 +69,7 @@ class Inspection:
             due = {
                 task
                 for task in state.pending
-                if task[:2] not in held and not task[1].endswith(stores.LATER)
+                if task[:2] not in held and not task[1].endswith(model.LATER)
             }
             return (
                 {task[:2] for task in state.pending} == set(listed)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+LATER = "-later"
+"""What the tag of a delayed task ends with."""
 Task = tuple[str, str]
 """The id and the tag of a pending or dead task: each add has a tag of its own."""
 Pending = tuple[str, str, int]
@@ -42,6 +44,19 @@ def newest(dead: Iterable[Task]) -> dict[str, str]:
 def pending_tags(task_id: str, state: State) -> frozenset[str]:
     """The tags of the pending tasks of one id."""
     return frozenset(tag for name, tag, _ in state.pending if name == task_id)
+
+
+def is_free(task_id: str, state: State) -> bool:
+    """Whether there are tasks of the id, and nobody has one of them."""
+    tags = pending_tags(task_id, state)
+    return bool(tags) and not any(claim[1] == task_id for claim in state.claims)
+
+
+def is_due_and_free(task_id: str, state: State) -> bool:
+    """Whether there is a task of the id that is due and that nobody has."""
+    return is_free(task_id, state) and not all(
+        tag.endswith(LATER) for tag in pending_tags(task_id, state)
+    )
 
 
 def dead_tag(task_id: str, state: State) -> str | None:

@@ -16,7 +16,8 @@ from deferred_django.backends.base import ClaimedTask, DeadTaskRecord
 from deferred_django.backends.disk import tidy
 from deferred_django.backends.disk.backend import DiskBackend
 from tests.schedules.child import Channel
-from tests.schedules.stores import FUTURE, LATER, PAST, bury, open_backend
+from tests.schedules.model import LATER
+from tests.schedules.stores import FUTURE, PAST, bury, open_backend
 
 T = TypeVar("T")
 ALL = ("live", "drained", "torn", "absent")
@@ -72,7 +73,7 @@ class Actor:
         for task_id in ids:
             found = self.told(
                 "claim",
-                [],
+                [[task_id]],
                 partial(self.backend.claim_tasks, 1, ids=[task_id]),
                 _claimed,
             )
@@ -83,7 +84,7 @@ class Actor:
     def claim_all(self, *ids: str) -> list[ClaimedTask]:
         """Claim all of these that are free."""
         call = partial(self.backend.claim_tasks, 9, ids=ids)
-        return self.told("claim", [], call, _claimed) or []
+        return self.told("claim", [ids], call, _claimed) or []
 
     def _ending(self, kind: str, claim: ClaimedTask, call: Callable[[], None], *more: Any) -> None:
         self.told(kind, [claim.id, claim.context.decode(), *more], call, lambda _: None)
