@@ -23,9 +23,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tests.schedules.controller import Schedule
 from tests.schedules.enumeration import Tally, pairs, run_pair, run_walks
 from tests.schedules.laboratory import Laboratory
+from tests.schedules.schedule import Schedule
 
 WALKS_AT_A_TIME = 50
 MAX_PRINTED = 20

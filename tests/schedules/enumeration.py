@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from itertools import chain, product
 
 from tests.schedules.conflicts import accesses, locked, meet
-from tests.schedules.controller import DROP, KILL, TO_THE_END, Schedule
 from tests.schedules.laboratory import Laboratory, Outcome
 from tests.schedules.operations import OPERATIONS
+from tests.schedules.schedule import DROP, KILL, TO_THE_END, Schedule
 
 KILL_CHANCE = 0.4
 """In so many of the walks a process is killed."""

@@ -30,6 +30,7 @@ class Inspection:
         try:
             self._look_at_verify(backend)
             self._look_at_tasks(backend)
+            self._look_at_workers(backend)
             self._run.end()
             self._look_at_locks()
             if self._thorough:
@@ -86,6 +87,13 @@ class Inspection:
                 f"no order of these calls explains the end:\n{calls}\n"
                 f"pending: {listed}\nfree: {sorted(free)}\ndead: {dead}"
             )
+
+    def _look_at_workers(self, backend: DiskBackend) -> None:
+        come = {call.who for call in self._calls if call.kind == "come"}
+        gone = {call.who for call in self._calls if call.kind == "go"}
+        alive = len(come - gone - self._killed.keys())
+        if alive != len(backend.status().workers):
+            raise ViolationError(f"{backend.status().workers} are listed, {alive} are alive")
 
     def _look_at_locks(self) -> None:
         for name in self._names():

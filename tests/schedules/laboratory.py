@@ -14,9 +14,10 @@ from typing import Any
 
 from tests.schedules import child, stores
 from tests.schedules.child import Channel
-from tests.schedules.controller import Crew, Run, Schedule, ViolationError, running
+from tests.schedules.controller import Crew, Run, ViolationError, running
 from tests.schedules.inspection import Inspection
 from tests.schedules.operations import OPERATIONS
+from tests.schedules.schedule import Schedule
 
 THOROUGH_EACH = 8
 """What many schedules leave is the same, byte for byte."""

@@ -84,11 +84,12 @@ def _entry(state: State, task_id: str, tag: str) -> Pending | None:
 
 def _without(state: State, who: int, task_id: str, tag: str) -> State:
     claims = state.claims - {(who, task_id, tag)}
-    if (task_id, tag) in state.copies:
-        return replace(state, claims=claims, copies=state.copies - {(task_id, tag)})
     entry = _entry(state, task_id, tag)
     pending = state.pending if entry is None else state.pending - {entry}
-    return replace(state, pending=pending, claims=claims)
+    if (task_id, tag) in state.copies:  # the other one is as it was written
+        pending |= {(task_id, tag, 0)}
+    copies = state.copies - {(task_id, tag)}
+    return replace(state, pending=pending, claims=claims, copies=copies)
 
 
 def _runs(state: State, task_id: str, tag: str, more: int) -> State:

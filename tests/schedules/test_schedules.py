@@ -7,8 +7,8 @@ from subprocess import run
 
 import pytest
 
-from tests.schedules.controller import DROP, KILL, TO_THE_END, Schedule
 from tests.schedules.defects import DEFECTS, Defect
+from tests.schedules.schedule import DROP, KILL, TO_THE_END, Schedule
 from tests.support import REPOSITORY
 
 FIND = """
