@@ -32,7 +32,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from deferred_django.backends.disk import descriptors, files
+from deferred_django.backends.disk import descriptors, files, tasks_storage
 from deferred_django.backends.disk.names import StoreNames
 from deferred_django.backends.disk.syncer import Syncer
 
@@ -40,6 +40,10 @@ CHECKPOINTS = tuple(name for name in files.CALLS if name != "close")
 """Where a process stops. A close frees nothing that was not unlocked before it."""
 FINE_CHECKPOINTS = ("listdir", "stat", "fstat")
 """Looks at the directory that ``files`` does not make: the random walks stop at them too."""
+
+
+LOCK_SECONDS = 60.0
+"""Longer than any schedule: none of them is about what was not had in time."""
 
 
 class Ended(BaseException):
@@ -170,7 +174,7 @@ class _LogHandler(logging.Handler):
 
 def install(channel: Channel) -> None:
     """Let this process stop at each checkpoint. No timer: a sync is an operation like any other."""
-    without_timer()
+    without_clock()
     StoreNames.new_segment = lambda self: channel.new_segment(self.prefix)  # type: ignore[method-assign]
     for name in CHECKPOINTS:
         setattr(files, name, _stopping(channel, name, getattr(files, name)))
@@ -182,9 +186,10 @@ def install(channel: Channel) -> None:
     logger.propagate = False
 
 
-def without_timer() -> None:
-    """No process syncs by a timer: that would not be a schedule which can be repeated."""
+def without_clock() -> None:
+    """No process syncs by a timer, or reads by the clock: no such schedule can be repeated."""
     Syncer.soon = lambda self: None  # type: ignore[method-assign]
+    tasks_storage.READ_SECONDS = LOCK_SECONDS
 
 
 def _path(argument: Any) -> str:

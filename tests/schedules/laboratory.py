@@ -54,7 +54,7 @@ class Laboratory:
         self._scratch = tempfile.mkdtemp(
             "", "schedules-", fast if os.access(fast, os.W_OK) else None
         )
-        child.without_timer()
+        child.without_clock()
         self._stores = stores.make_all()
         gc.freeze()  # what the processes share is not looked at by any of them
         self._crew = Crew(work, defect)

@@ -12,12 +12,11 @@ from pathlib import Path
 from deferred_django.backends.base import BackendConfig
 from deferred_django.backends.disk.backend import DiskBackend
 from deferred_django.backends.disk.dead_tasks_storage import DeadTasksStorage
+from tests.schedules.child import LOCK_SECONDS
 from tests.schedules.model import LATER
 
 PREFIX = "s-"
 PAST, FUTURE = 1_000_000_000.0, 4_000_000_000.0
-LOCK_SECONDS = 60.0
-"""Longer than any schedule: none of them is about a lock that was not had in time."""
 
 
 def open_backend(
