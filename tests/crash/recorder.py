@@ -30,6 +30,7 @@ from tests.crash.events import (
 )
 
 _WRAPPED = (
+    "close",
     "open_file",
     "create_file",
     "write",
@@ -62,6 +63,8 @@ class Recorder:
         self._numbers: dict[tuple[int, int], int] = {}
         self._last_number = 0
         self._fsyncs_to_fail = 0
+        self._not_told_yet: set[int] = set()
+        """Descriptors that were open when an fsync of their file failed: theirs fail too, once."""
         self._directory_fsyncs_to_fail = 0
         self._dies_at: int | None = None
         self._tears = False
@@ -106,7 +109,7 @@ class Recorder:
                 self.events.append(event)
 
     def fail_next_fsync(self) -> None:
-        """The next fsync of a file raises ``EIO``."""
+        """The next fsync of a file raises ``EIO``; so does the next by each other descriptor."""
         self._fsyncs_to_fail += 1
 
     def fail_next_directory_fsync(self) -> None:
@@ -127,6 +130,7 @@ class Recorder:
                 yield
         finally:
             self._dies_at, self._is_dead = None, False
+            self._fsyncs_to_fail = self._directory_fsyncs_to_fail = 0
             for fd in descriptors.open_descriptors().keys() - before.keys():
                 files.close(fd)  # the kernel does, and frees the locks
 
@@ -172,6 +176,11 @@ class Recorder:
         fd: int = self._real["open_file"](path, flags)
         return fd
 
+    def _close(self, fd: int) -> None:
+        with self._lock:
+            self._not_told_yet.discard(fd)
+            self._real["close"](fd)
+
     def _create_file(self, path: str, *arguments: Any, **options: Any) -> int:
         with self._call():
             fd: int = self._real["create_file"](path, *arguments, **options)
@@ -213,8 +222,14 @@ class Recorder:
             number = self._file(fd)
             if number is None:
                 self._real["fsync"](fd)
-            elif self._fsyncs_to_fail and self.is_recording:
-                self._fsyncs_to_fail -= 1
+            elif self.is_recording and (self._fsyncs_to_fail or fd in self._not_told_yet):
+                if fd in self._not_told_yet:
+                    self._not_told_yet.remove(fd)
+                else:
+                    self._fsyncs_to_fail -= 1
+                    self._not_told_yet |= {
+                        other for other in list(descriptors.paths) if self._file(other) == number
+                    } - {fd}
                 self.note(FailedFsync(number))
                 raise OSError(errno.EIO, os.strerror(errno.EIO), descriptors.paths[fd])
             else:

@@ -195,6 +195,8 @@ class Stage:
 
     def _changes(self, storage: TasksStorage, task_id: str, state: Pending | None) -> None:
         self.books.log_may_be(task_id, state)
+        for changes in self._unsynced.values():
+            changes.pop(task_id, None)  # another's sync has nothing to say of this
         self._unsynced[storage][task_id] = state
 
     def start(self, storage: TasksStorage, entry: Entry) -> None:
