@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from deferred_django.backends.disk import descriptors, files
-from tests.disk import support
+from tests.disk import dlq, support
 
 
 @pytest.fixture
@@ -97,3 +97,37 @@ def test_a_task_is_removed_from_a_file_that_keeps_its_name(
     assert other.remove("a")
     assert fsynced == [str(tmp_path)]
     other.close()
+
+
+def test_a_newline_that_a_killed_process_wrote_is_durable_before_the_next_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the next record could arrive without it, and share a line with an acknowledged one."""
+
+    class Killed(BaseException):
+        pass
+
+    def die(fd: int) -> None:
+        raise Killed
+
+    another = dlq.filled(tmp_path, "a", "b")
+    path = dlq.data_file(tmp_path)
+    path.write_bytes(path.read_bytes().removesuffix(b"\n"))
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(files, "fsync", die)
+        dlq.open_store(tmp_path).add("refused", dlq.record("refused"))
+    assert path.read_bytes().endswith(dlq.line("b"))
+    fsynced: list[bytes] = []
+    real = files.fsync
+
+    def fsync(fd: int) -> None:
+        fsynced.append(path.read_bytes())
+        real(fd)
+
+    monkeypatch.setattr(files, "fsync", fsync)
+    another.add("c", dlq.record("c"))
+    assert fsynced == [
+        dlq.line("a") + dlq.line("b"),
+        dlq.line("a") + dlq.line("b") + dlq.line("c"),
+    ]
+    assert dlq.names(another) == ["c", "b", "a"]

@@ -6,8 +6,8 @@ since a removal puts another file at the path.
 
 The size of the lock file counts the replacements. It is a number that costs no block of the disk,
 that every process sees at once, and that survives the death of the process that changed it:
-odd while the file's name may not be durable yet, even otherwise, and never the same again once
-records that a reader may have seen are gone or have moved.
+odd while the file's name, or a newline put behind its last record, may not be durable yet, even
+otherwise, and never the same again once records that a reader may have seen are gone or have moved.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class DeadTasksFile:
         return _generation(files.status(lock_fd)), info.st_dev, info.st_ino
 
     def begin_renaming(self, lock_fd: int) -> None:
-        """Say that the directory will hold a name that is not durable yet."""
+        """Say, to whoever comes after our death, that what follows is not durable yet."""
         size = files.status(lock_fd).st_size
         files.truncate(lock_fd, size + (1 if size % 2 == 0 else 2))
 
@@ -158,7 +158,10 @@ class DeadTasksFile:
         try:
             if not self._names_durable:
                 files.fsync_parent(self.directory)
-            if not self._names_durable or files.status(lock_fd).st_size % 2:
+            in_doubt = files.status(lock_fd).st_size % 2 == 1
+            if in_doubt and files.status(fd).st_size:
+                files.fsync(fd)
+            if in_doubt or not self._names_durable:
                 self.make_names_durable(lock_fd)
                 self._names_durable = True
         except BaseException:
@@ -213,8 +216,9 @@ class DeadTasksFile:
             files.truncate(fd, tail.end)
         if not tail.newline_missing:
             return tail.end
-        # Durable before anything follows: the record may have been acknowledged, and must not
-        # share a line with bytes that do not arrive.
+        # Durable before anything follows, whoever writes that: the record may have been
+        # acknowledged, and must not share a line with bytes that do not arrive.
+        self.begin_renaming(lock_fd)
         try:
             if files.write(fd, b"\n") != 1:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
@@ -223,6 +227,7 @@ class DeadTasksFile:
             self._newline_first = True
             self._undo(fd, tail.end, lock_fd)
             raise
+        self.make_names_durable(lock_fd)
         return tail.end + 1
 
     def _write(self, fd: int, data: bytes, end: int, lock_fd: int) -> bool:
