@@ -9,7 +9,7 @@
 #   make torture                     processes killed under load, the books checked; about 2 minutes
 #   make torture SECONDS=300         the same for longer; ARGS='--seed 7' repeats one by its seed
 #   make crash                       every disk that a power cut may leave, opened and checked
-#   make schedules                   two and three processes in every order; about 8 minutes
+#   make schedules                   two and three processes in every order; about 12 minutes
 #   make fuzz                        a store's files mutated: 100,000 inputs by the seed, then guided
 #                                    by coverage where there is an atheris for this Python
 #   make faults                      every call of the disk store fails in every way; 10 minutes
