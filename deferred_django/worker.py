@@ -101,12 +101,12 @@ class Worker:
         self._backend.wake()
 
     def run(self) -> Ended:
-        """Work until the end. Call it once.
-
-        Afterwards nothing is claimed any more, except tasks that were cut off by a stop: those
-        are due again, and their claims are kept until this process is gone.
+        """Work until the end; call it once. Afterwards nothing is claimed any more, except tasks
+        that were cut off by a stop: those are due again, and their claims are kept until this
+        process is gone.
         """
-        self._backend.worker_started(threads=self._threads, queues=self._queues)
+        started, threads, queues = self._backend.worker_started, self._threads, self._queues
+        self._guarded("Listing this worker", lambda: started(threads=threads, queues=queues))
         housekeeper = Housekeeper(self._backend, is_idle=lambda: self._pool.outstanding == 0)
         ended = Ended.STOPPED
         try:

@@ -26,18 +26,21 @@ class WorkerFiles:
         self._names = names
         self._permissions = file_permissions
         self._own: tuple[int, str] | None = None
-        self._content: dict[str, object] = {}
+        self._content: dict[str, object] | None = None
+        """What is written into the file of a process that is to be listed."""
         descriptors.on_fork(self.reset)
 
     def reset(self) -> None:
         """In a forked child: the entry is the parent's."""
-        self._own = None
+        self._own = self._content = None
 
     def start(self, *, threads: int, queues: Sequence[str] | None) -> None:
-        """List this process as a worker until :meth:`stop` or its death."""
+        """List this process as a worker until :meth:`stop` or its death.
+
+        After an ``OSError`` :meth:`stay_listed` tries it again.
+        """
         if self._own is not None:
             return
-        files.make_directory(self._names.path, self._permissions)
         self._content = {
             "pid": os.getpid(),
             "host": socket.gethostname(),
@@ -45,6 +48,7 @@ class WorkerFiles:
             "threads": threads,
             "queues": None if queues is None else list(queues),
         }
+        files.make_directory(self._names.path, self._permissions)
         self._write()
 
     def _write(self) -> None:
@@ -55,15 +59,20 @@ class WorkerFiles:
             locks.try_whole(fd)
             files.append_record(fd, json.dumps(self._content).encode("ascii") + b"\n")
         except BaseException:
-            self.stop()
+            self._let_go()
             raise
 
     def stay_listed(self) -> None:
-        """Write the file anew if somebody removed or emptied it; without a directory, wait."""
+        """Write the file if it is missing or was emptied; without a directory, wait."""
         own = self._own
-        if own is None or (files.is_at_path(*own) and files.status(own[0]).st_size):
+        if self._content is None:
+            return
+        if own is not None and files.is_at_path(*own) and files.status(own[0]).st_size:
             return
         if not files.is_directory(self._names.path):
+            return
+        if own is None:
+            self._write()
             return
         with contextlib.suppress(FileNotFoundError):  # from a backup: nobody holds it
             files.unlink(own[1])
@@ -76,6 +85,10 @@ class WorkerFiles:
 
     def stop(self) -> None:
         """Take this process off the list."""
+        self._content = None
+        self._let_go()
+
+    def _let_go(self) -> None:
         if self._own is None:
             return
         fd, path = self._own
