@@ -14,7 +14,7 @@
 #                                    by coverage where there is an atheris for this Python
 #   make faults                      every call of the disk store fails in every way; 10 minutes
 #   make bench                       what the disk backend does per second, beside its floor
-#   make bench-size                  what a million dead tasks cost, beside their floors; minutes
+#   make bench-size                  what a million tasks cost, dead or pending; minutes
 #   make clean                       remove what these targets made
 
 VENV ?= .venv
@@ -81,6 +81,7 @@ bench: $(STAMP)
 
 bench-size: $(STAMP)
 	$(VENV)/bin/python -m benchmarks.size_dead $(ARGS)
+	$(VENV)/bin/python -m benchmarks.size_pending
 
 venv: $(STAMP)
 

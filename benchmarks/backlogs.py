@@ -39,9 +39,9 @@ class Backlog:
         }
 
     def fill(self, count: int, *, delayed: float | None = None, stay: bool = False) -> Producer:
-        """Let a process of its own enqueue tasks, one of them ``delayed`` by seconds.
+        """Have a process of its own enqueue tasks, and one that is ``delayed`` by seconds.
 
-        With ``stay`` it lives on when it has, else it is waited for.
+        With ``stay`` it lives on until :meth:`Producer.end`.
         """
         arguments = [str(count), str(delayed or 0.0)]
         process = subprocess.Popen(
@@ -51,6 +51,7 @@ class Backlog:
             stdout=subprocess.PIPE,
         )
         producer = Producer(process)
+        producer.wait()
         if not stay:
             producer.end()
         return producer
@@ -77,14 +78,13 @@ class Producer:
     process: subprocess.Popen[bytes]
 
     def wait(self) -> None:
-        """Wait until all is enqueued."""
+        """Return when all is enqueued."""
         assert self.process.stdout is not None
         if self.process.stdout.readline() != b"done\n":
             sys.exit("the producer failed")
 
     def end(self) -> None:
-        """Wait for the end of the process."""
-        self.wait()
+        """Let the process end."""
         self.process.communicate(timeout=TIMEOUT)
 
 
@@ -141,6 +141,13 @@ class WorkerProcess:
         """Stop it by a signal."""
         self.process.terminate()
         self.end()
+
+    def __enter__(self) -> WorkerProcess:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.process.poll() is None:  # something went wrong, or not all is to be drained
+            self.stop()
 
 
 def wait_for(backlog: Backlog, worker: WorkerProcess, count: int) -> dict[int, float]:

@@ -28,7 +28,6 @@ LARGEST_RSS = 250 * 1024**2
 LEAST_RATE = 0.8
 MOST_BYTES = 10_000_000
 MONTH = 30 * 86400.0
-STRETCH_SECONDS = 3.0
 WATCH_SECONDS = 3.0
 
 
@@ -54,6 +53,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--small-tasks", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=6, help="small drains between large ones")
     parser.add_argument("--whole", action="store_true", help="drain the large one to its end")
+    parser.add_argument("--stretch", type=float, default=3.0, help="seconds of a round")
     parser.add_argument("--quick-tasks", type=int, default=100_000)
     parser.add_argument("--path", help="a directory on the file system to measure (default: temp)")
     return parser.parse_args()
@@ -66,18 +66,17 @@ def _measure_backlog(directory: Path, options: argparse.Namespace) -> list[Targe
     large = Backlog(directory / "large")
     large.fill(options.tasks)
     print(f"{options.tasks:,} tasks, {large.size() / 1e6:.0f} MB", flush=True)
-    worker = WorkerProcess(large, "--drain")
-    first = min(wait_for(large, worker, 1).values()) - worker.started_at
     slices: list[float] = []
     small_slices: list[float] = []
     ratios: list[float] = []
     small_overall: list[float] = []
     paused = 0.0
-    for number in range(options.rounds):
-        before = time.monotonic()
-        if worker.process.poll() is None:
-            time.sleep(STRETCH_SECONDS)
-            own = _rates(at for at in large.marks().values() if at >= before)
+    with WorkerProcess(large, "--drain") as worker:
+        first = min(wait_for(large, worker, 1).values()) - worker.started_at
+        for number in range(options.rounds):
+            began = time.monotonic()
+            time.sleep(options.stretch)
+            own = _rates(at for at in large.marks().values() if at >= began)
             began = time.monotonic()
             with worker.paused():
                 rates, overall = _drain_small(directory / f"small-{number}", options.small_tasks)
@@ -88,13 +87,13 @@ def _measure_backlog(directory: Path, options: argparse.Namespace) -> list[Targe
             if own:
                 ratios.append(statistics.median(own) / statistics.median(rates))
             print(f"round {number + 1}: {len(large.marks()) * SLICE_TASKS:,} done", flush=True)
-    if options.whole:
-        worker.end()
-    elif worker.process.poll() is None:
-        worker.stop()
+        if options.whole:
+            worker.end()
     marks = large.marks()
     done = len(marks) * SLICE_TASKS
     overall_rate = done / (max(marks.values()) - worker.started_at - paused)
+    if not ratios:
+        sys.exit(f"{options.tasks:,} tasks were done before anything could be measured")
     ratio = statistics.median(ratios)
     best = _best(slices) / _best(small_slices)
     with_start = overall_rate / statistics.median(small_overall)
@@ -153,7 +152,6 @@ def _measure_delayed(directory: Path, count: int, *, alive: bool) -> Target:
     if alive:
         worker = WorkerProcess(backlog)
         producer = backlog.fill(count, delayed=MONTH, stay=True)
-        producer.wait()
         wait_for(backlog, worker, count // SLICE_TASKS)
         time.sleep(1.0)  # until the last tasks have run, and the next round of housekeeping
         largest, end = 0, time.monotonic() + WATCH_SECONDS

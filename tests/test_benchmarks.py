@@ -71,3 +71,24 @@ def test_the_floor_writes_the_same_bytes(tmp_path: Path) -> None:
     rate = floors.records_per_second(tmp_path / "floor", (prefix, content), 10, fsync=False)
     assert rate > 0
     assert not (tmp_path / "floor").exists()
+
+
+def test_the_benchmark_of_pending_tasks_measures_everything(tmp_path: Path) -> None:
+    sizes = ["--tasks", "6000", "--small-tasks", "1500", "--quick-tasks", "1500"]
+    sizes += ["--rounds", "1", "--stretch", "0.3"]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.size_pending", *sizes, "--path", str(tmp_path)],
+        cwd=REPOSITORY,
+        env=environment(DJANGO_SETTINGS_MODULE="benchmarks.settings"),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode in (0, 1), done.stderr  # 1: on this machine, in this moment
+    for name in ("first task after", "largest RSS of the worker", "directory after --drain"):
+        assert re.search(rf"^{name} +<= \d+ \w+ +\d+(\.\d\d)? \w+ +ok$", done.stdout, re.MULTILINE)
+    assert re.search(
+        r"^their ratio, median of rounds +>= 0\.8 +\d+\.\d\d", done.stdout, re.MULTILINE
+    )
+    assert list(tmp_path.iterdir()) == []

@@ -264,7 +264,7 @@ def test_claims_that_are_let_go_come_again_once(opener: Opener) -> None:
 @pytest.fixture
 def backlog(store: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Six segments of twenty tasks, the one that was made last has the oldest tasks."""
-    monkeypatch.setattr(tasks_storage, "READ_SECONDS", 0.0)
+    monkeypatch.setattr(tasks_storage, "SLICE_BYTES", 1)
     names = []
     keep = []
     for number in range(6):
@@ -310,11 +310,11 @@ def test_a_task_that_is_asked_for_by_its_id_is_found_in_what_was_not_read_yet(
 def test_a_large_segment_is_read_in_slices_and_claimed_from_at_its_end(
     monkeypatch: pytest.MonkeyPatch, opener: Opener
 ) -> None:
-    monkeypatch.setattr(tasks_storage, "READ_SECONDS", 0.0)
+    monkeypatch.setattr(tasks_storage, "SLICE_BYTES", 1)
     producer, worker = opener(), opener()
     names = [add(producer, b"x" * 50_000, priority=number) for number in range(40)]
     slices = 1
-    while not worker._read_on_idle():
+    while not worker._read_a_slice():
         slices += 1
         assert worker._segments.segments()[0].indexed == 0
     assert slices >= 7
@@ -326,7 +326,7 @@ def test_a_segment_that_was_not_read_yet_is_not_tidied(
     backlog: list[str], worker: TasksStorage, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claim(worker, 1)
-    monkeypatch.setattr(tasks_storage.TasksStorage, "_read_on_idle", lambda storage: True)
+    monkeypatch.setattr(tasks_storage.TasksStorage, "_read_a_slice", lambda storage: True)
     worker.maintain()
     assert len(segments(store)) == 6
     assert len(ids_of(worker)) == 120
@@ -351,7 +351,7 @@ def test_compaction_keeps_what_is_pending(
         del left[name]
         worker.maintain()
         assert ids_of(worker) == sorted([*left, *late])
-    assert only_segment(store).stat().st_size < before / 2
+    assert only_segment(store).stat().st_size < before  # it was only appended to otherwise
     assert [int(payload) for payload in run_all(worker)] == sorted(left.values())
     assert ids_of(worker) == sorted(late)
 
@@ -410,7 +410,7 @@ def test_a_far_delayed_task_keeps_no_space(opener: Opener, store: Path) -> None:
         assert len(run_all(worker)) == 1000
         producer.sync()
         worker.maintain()
-        assert sum(path.stat().st_size for path in segments(store)) < 400_000
+        assert sum(path.stat().st_size for path in segments(store)) < 700_000  # two of these rounds
     producer.close()
     worker.maintain()
     assert ids_of(worker) == [late]

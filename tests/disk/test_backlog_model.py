@@ -213,7 +213,7 @@ def small(*, block_rows: int, collide: bool) -> Iterator[None]:
         mock.patch.object(row_heap, "PACK_AT", 4),
         mock.patch.object(tidy, "COMPACT_BYTES", 300),
         mock.patch.object(claims, "HELD_RETRY_SECONDS", -1.0),
-        mock.patch.object(tasks_storage, "READ_SECONDS", 0.0),
+        mock.patch.object(tasks_storage, "SLICE_BYTES", 1),
         mock.patch.object(segment, "hash_of", (lambda name: len(name)) if collide else hash),
     ):
         yield

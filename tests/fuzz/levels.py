@@ -124,7 +124,7 @@ class LogLevel:
                 read = self._segment()
                 for cut in sorted(cuts):
                     self._grow(content[:cut], os.fstat(self._fd).st_size)
-                    while not read.read_on(until=0.0):  # as little as it may
+                    while not read.read_on(budget=1):  # as little as it may
                         pass
                     read.read_on()
                 self._grow(content, os.fstat(self._fd).st_size)

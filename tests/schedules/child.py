@@ -32,7 +32,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from deferred_django.backends.disk import descriptors, files, tasks_storage
+from deferred_django.backends.disk import descriptors, files
 from deferred_django.backends.disk.names import StoreNames
 from deferred_django.backends.disk.syncer import Syncer
 
@@ -187,9 +187,8 @@ def install(channel: Channel) -> None:
 
 
 def without_clock() -> None:
-    """No process syncs by a timer, or reads by the clock: no such schedule can be repeated."""
+    """No process syncs by a timer: no such schedule can be repeated."""
     Syncer.soon = lambda self: None  # type: ignore[method-assign]
-    tasks_storage.READ_SECONDS = LOCK_SECONDS
 
 
 def _path(argument: Any) -> str:

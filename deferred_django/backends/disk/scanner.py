@@ -7,7 +7,6 @@ front, so the fragment harms nobody else). Anything else is *damage*: bytes that
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from zlib import crc32
@@ -99,11 +98,11 @@ class Scanner:
         return self.torn + (1 if self._tail is not None else 0)
 
     def read(
-        self, fd: int, end: int | None = None, *, until: float | None = None
+        self, fd: int, end: int | None = None, *, budget: int | None = None
     ) -> Iterator[tuple[int, int, bytes]]:
         """Yield (offset of the line, its length, its body) of each good record, up to ``end``.
 
-        After ``until`` (monotonic) it stops early, between records, and is ``stopped``.
+        After ``budget`` bytes it stops early, between records, and is ``stopped``.
         A last line without its newline counts if its checksum is good; else it is left for the
         next call, when its writer may have finished it. Memory is bounded by a record's limit.
         """
@@ -113,11 +112,12 @@ class Scanner:
         if known_to is not None and not files.read_at(fd, 1, known_to):
             return
         self._tail = None
-        position = self.offset
+        begin = position = self.offset
+        most = CHUNK_BYTES if budget is None else min(CHUNK_BYTES, max(budget, 4096))
         parts: list[bytes] = []
         held = 0
         while True:
-            size = CHUNK_BYTES if end is None else min(CHUNK_BYTES, end - position)
+            size = most if end is None else min(most, end - position)
             chunk = files.read_at(fd, size, position) if size > 0 else b""
             if not chunk:
                 break
@@ -142,7 +142,7 @@ class Scanner:
                     yield from self._records(chunk, first + 1, cut)
             parts = [chunk[cut + 1 :]]
             held = len(parts[0])
-            self.stopped = until is not None and time.monotonic() >= until
+            self.stopped = budget is not None and self.offset - begin >= budget
             if self.stopped:
                 return
         tail = b"".join(parts)

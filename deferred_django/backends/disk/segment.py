@@ -104,6 +104,8 @@ class Segment:
         self._last_at = 0
         self._last = b""
         """The beginning of the last record that was read, and where it is."""
+        self.first_ms: int | None = None
+        """When its first task is or was due; 0 if that is not to be seen."""
         self.size_read = -1
         """The file's size when it was last read to the end."""
         self.users = 0
@@ -143,15 +145,15 @@ class Segment:
 
     # -- reading on ----------------------------------------------------------------------------
 
-    def read_on(self, until: float | None = None) -> bool:
-        """Read what was appended; ``False`` if at ``until`` (monotonic) more was left.
+    def read_on(self, budget: int | None = None) -> bool:
+        """Read what was appended; ``False`` if more was left after ``budget`` bytes.
 
         :class:`OverwrittenError` if what was read before is not in the file any more.
         """
         if files.read_at(self.fd, len(self._last), self._last_at) != self._last:
             raise OverwrittenError(errno.ESTALE, "was written over", self.path)
         offset, body = 0, b""
-        for offset, length, body in self.scanner.read(self.fd, until=until):
+        for offset, length, body in self.scanner.read(self.fd, budget=budget):
             try:
                 if body.startswith(b"add:"):
                     self._added(offset, length, body)
@@ -243,8 +245,6 @@ class Segment:
         if self.claimed.get(entry.row) is entry:
             del self.claimed[entry.row]
             self.table.flags[entry.row] &= ~CLAIMED
-            if not entry.gone and (entry.runs or entry.row in self.runs):
-                self.runs[entry.row] = entry.runs
 
     def forget(self, entry: Entry) -> None:
         """Take note of a ``rem`` that this process wrote before it is read back."""

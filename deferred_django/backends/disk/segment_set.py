@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import os
 import time
 from collections.abc import Callable
@@ -38,6 +39,8 @@ class SegmentSet:
         self._by_name: dict[str, Segment] = {}
         self._dropped: list[Segment] = []
         self._listed_at = 0.0
+        self._budget = math.inf
+        """How many bytes the refresh under way may still read."""
         self.unreadable: dict[str, str] = {}
         """Why a file of the store could not be opened, by its name."""
 
@@ -69,10 +72,10 @@ class SegmentSet:
         for name, why in self.unreadable.items():
             raise OSError(errno.EIO, f"a file cannot be read: {why}", self._names.at(name))
 
-    def refresh(self, watch: DirectoryWatch | None = None, until: float | None = None) -> bool:
+    def refresh(self, watch: DirectoryWatch | None = None, budget: int | None = None) -> bool:
         """Bring everything up to date; only what the watch names, if it can tell.
 
-        ``False`` if at ``until`` (monotonic) more was left to read: call it again. Segments that
+        ``False`` if more was left to read after ``budget`` bytes: call it again. Segments that
         were read before are first, and then those whose first task was due first.
         """
         changed = watch.changed() if watch is not None else None
@@ -88,9 +91,16 @@ class SegmentSet:
         for segment in [segment for segment in self._dropped if not _is_in_use(segment)]:
             self._dropped.remove(segment)
             segment.close()
+        self._budget = math.inf if budget is None else budget
         for name in self._reading_order():
-            if not self._guarded(name, self._read_unread, until):
+            if self._budget <= 0:
                 break
+            self._guarded(name, self._read_unread)
+        return self.all_read
+
+    @property
+    def all_read(self) -> bool:
+        """Whether the last refresh left nothing to be read."""
         return not self._unread
 
     def _reading_order(self) -> list[str]:
@@ -103,10 +113,11 @@ class SegmentSet:
             found.append((0, name) if known or segment is None else (_first_ms(segment), name))
         return [name for _, name in sorted(found)]
 
-    def _guarded(self, name: str, action: Callable[..., bool], *arguments: object) -> bool:
+    def _guarded(self, name: str, action: Callable[[str], None]) -> None:
         """Do something with a file of the store, which may not be there or not be readable."""
         try:
-            return action(name, *arguments)
+            action(name)
+            return
         except FileNotFoundError as error:
             segment = self._by_name.get(name)
             if segment is not None:
@@ -116,7 +127,6 @@ class SegmentSet:
         except OSError as error:
             self._note_unreadable(name, error)
         self._unread.pop(name, None)
-        return True
 
     def _note_unreadable(self, name: str, error: OSError) -> None:
         if name not in self.unreadable:
@@ -126,7 +136,7 @@ class SegmentSet:
     def _look_at(self, name: str) -> None:
         self._guarded(name, self._open)
 
-    def _open(self, name: str) -> bool:
+    def _open(self, name: str) -> None:
         path = self._names.at(name)
         segment = self._by_name.get(name)
         there = os.stat(path)
@@ -144,27 +154,32 @@ class SegmentSet:
                 segment = None
             elif there.st_size == segment.size_read:
                 self.unreadable.pop(name, None)
-                return True
+                return
         if segment is None:
             self._by_name[name] = Segment.open(name, path)
         self._unread.setdefault(name, there.st_size)
-        return True
 
-    def _read_unread(self, name: str, until: float | None) -> bool:
+    def _read_unread(self, name: str) -> None:
         segment, size = self._by_name[name], self._unread[name]
         try:
-            self.read_on(segment, until)
+            self._read_a_part(segment)
         except OverwrittenError as error:
             logger.error("%s", error)
             segment = self._by_name[name] = Segment.open(name, segment.path)
-            self.read_on(segment, until)
+            self._read_a_part(segment)
         self._unread[name] = size  # which dropping the old one has removed
         if segment.scanner.stopped and segment.scanner.offset < size:
-            return False
+            return
         segment.size_read = self._unread.pop(name)
         self.unreadable.pop(name, None)
         self._index(segment)
-        return until is None or time.monotonic() < until
+
+    def _read_a_part(self, segment: Segment) -> None:
+        before = segment.scanner.offset
+        try:
+            self.read_on(segment, None if self._budget == math.inf else int(self._budget))
+        finally:
+            self._budget -= segment.scanner.offset - before
 
     def _try_to_write(self, segment: Segment) -> Segment:
         """The segment, opened anew if it may be written by now."""
@@ -176,14 +191,14 @@ class SegmentSet:
         self._by_name[segment.name] = again
         return again
 
-    def read_on(self, segment: Segment, until: float | None = None) -> None:
+    def read_on(self, segment: Segment, budget: int | None = None) -> None:
         """Read what was appended to one segment, and report damage that is new.
 
         :class:`OverwrittenError` if the file has lost what was read before: then it is dropped.
         """
         known = segment.scanner.damaged
         try:
-            segment.read_on(until)
+            segment.read_on(budget)
         except OverwrittenError:
             segment.was_cut = True
             self.drop(segment)
@@ -231,9 +246,10 @@ def _is_in_use(segment: Segment) -> bool:
 
 
 def _first_ms(segment: Segment) -> int:
-    """When the first task in the file is or was due; 0 if that is not to be seen."""
-    try:
-        head = files.read_at(segment.fd, HEAD_BYTES, 0).lstrip(b"\n")
-        return int(head.split(b":", 5)[4])
-    except (OSError, ValueError, IndexError):
-        return 0
+    if segment.first_ms is None:
+        try:
+            head = files.read_at(segment.fd, HEAD_BYTES, 0).lstrip(b"\n")
+            segment.first_ms = int(head.split(b":", 5)[4])
+        except (OSError, ValueError, IndexError):
+            segment.first_ms = 0
+    return segment.first_ms

@@ -1,7 +1,6 @@
 """The tasks write-ahead log: all segments of a store, behind one lock of this process.
 
-What is written where and why is told in ``docs/storage-format.md`` and
-``docs/decisions/001-tasks-write-ahead-log.md``.
+What is written where and why: ``docs/storage-format.md`` and ``docs/decisions/`` 001 to 004.
 """
 
 from __future__ import annotations
@@ -32,9 +31,12 @@ logger = logging.getLogger("deferred_django.disk")
 
 WORKER_SYNC_SECONDS = 0.5
 """The period of the timer where ``fsync_frequency`` is 0: for what workers append."""
-READ_SECONDS = 0.05
-"""So long the mutex is held, about, to read a part of a backlog."""
-YIELD_SECONDS = 0.002
+SLICE_BYTES = 64 * 1024
+"""So much of a backlog is read before each claim: a millisecond or two."""
+HURRY_BYTES = 64 * SLICE_BYTES
+"""The same while there is nothing to claim."""
+MAINTAIN_SLICES = 128
+"""As many are read by claims, or by housekeeping, from one of its rounds to the next."""
 
 
 class TasksStorage:
@@ -68,6 +70,7 @@ class TasksStorage:
         self._appends = WorkerAppends(self._segments, self._mutex, self._writer)
         self._waiter = Waiter(self.names.path)
         self._claiming = False
+        self._slices = 0
 
     def _after_fork(self) -> None:
         for segment in self._segments.all_open():
@@ -83,9 +86,8 @@ class TasksStorage:
     ) -> None:
         """Append a pending task; durability and errors as :meth:`Backend.add_task` says."""
         log_records.check_fields(task_id, queue, priority)
-        at = log_records.milliseconds(publish_at)
-        record = log_records.add(task_id, ids.new_nonce(), at, priority, queue, payload)
-        self._writer.append(record)
+        at, nonce = log_records.milliseconds(publish_at), ids.new_nonce()
+        self._writer.append(log_records.add(task_id, nonce, at, priority, queue, payload))
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -108,7 +110,8 @@ class TasksStorage:
         with self._reading():
             for segment in self._segments.segments():
                 survey.count(segment, now_ms, counts)
-            return counts, self._problems()
+            asides = [f"{name}: a damaged segment was kept" for name in self.names.asides()]
+            return counts, self._segments.problems() + asides
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -128,12 +131,7 @@ class TasksStorage:
 
     def problems(self) -> list[str]:
         """Sentences about files that cannot be read and bytes that no write left."""
-        with self._reading():
-            return self._problems()
-
-    def _problems(self) -> list[str]:
-        found = self._segments.problems()
-        return found + [f"{name}: a damaged segment was kept" for name in self.names.asides()]
+        return self.overview()[1]
 
     # -- claiming ------------------------------------------------------------------------------
 
@@ -146,16 +144,18 @@ class TasksStorage:
     ) -> list[tuple[Entry, bytes]]:
         """Claim due tasks; see :meth:`Backend.claim_tasks`. Each comes with its payload.
 
-        A backlog is read in slices, so that the first tasks start at once: what is claimed
-        meanwhile is the best of what was read. Nothing is said to be there only after all was.
+        While a backlog is read in slices it is the best of what was read. Only when all was, and
+        there is none, are none returned.
         """
+        budget = SLICE_BYTES
+        self._slices += 1
         while True:
             with self._mutex, self._claims.taking():
                 self._claims.settle()
                 if not self._claiming:
                     self._claiming = True
                     self._segments.close()  # what was read for a look is not in the index
-                all_read = self._read_a_slice()
+                all_read = self._segments.refresh(self._waiter.watch, budget)
                 now_ms = _now_ms()
                 self._index.advance(now_ms, time.monotonic())
                 if task_ids is None:
@@ -168,9 +168,7 @@ class TasksStorage:
             if claimed or all_read:
                 self._syncer.soon()
                 return claimed
-
-    def _read_a_slice(self) -> bool:
-        return self._segments.refresh(self._waiter.watch, time.monotonic() + READ_SECONDS)
+            budget = HURRY_BYTES
 
     def start(self, entry: Entry) -> None:
         """Write the task's ``run``; without it the task must not be started."""
@@ -231,6 +229,8 @@ class TasksStorage:
     def wait(self, timeout: float) -> None:
         """Return once there may be something to claim; see :meth:`Backend.wait`."""
         with self._mutex:
+            if self._claiming and not self._segments.all_read:
+                return
             next_in = self._index.seconds_to_next(_now_ms(), time.monotonic())
         self._waiter.wait(timeout if next_in is None else min(timeout, next_in))
 
@@ -260,20 +260,23 @@ class TasksStorage:
 
     def maintain(self) -> None:
         """Erase drained segments, compact mostly dead ones, remove what killed processes left."""
-        while not self._read_on_idle():
-            time.sleep(YIELD_SECONDS)  # let those have the mutex that claim
+        slices, self._slices = MAINTAIN_SLICES - self._slices, 0
+        for _ in range(max(1, slices)):
+            if self._read_a_slice():
+                break
+            time.sleep(0.002)  # let those have the mutex that claim
         with self._mutex:
             self._claims.settle()
             for segment in self._segments.segments():
                 if tidy.tidied(self.names, segment, self._segments.read_on):
                     self._segments.drop(segment)
             tidy.remove_stale_temps(self.names, self.names.listing())
-            self._segments.refresh()
+            self._segments.refresh(budget=SLICE_BYTES)
 
-    def _read_on_idle(self) -> bool:
+    def _read_a_slice(self) -> bool:
         with self._mutex:
             self._claims.settle()
-            return self._read_a_slice()
+            return self._segments.refresh(self._waiter.watch, SLICE_BYTES)
 
     def close(self) -> None:
         """Make durable what is not, and let go of everything but claims that are still held."""

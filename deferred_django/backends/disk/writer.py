@@ -117,9 +117,7 @@ class SegmentWriter:
         a long queue is a few large files rather than thousands of small ones.
         """
         self._retire(segment)
-        added_bytes = segment.added_bytes + sum(map(len, segment.unsynced))
-        finished = max(0, segment.size - added_bytes) / _FINISHED_BYTES
-        if finished < segment.added / 3:
+        if _finished(segment, segment.size) < segment.added / 3:
             self._limit = min(self._limit * GROWTH, MAX_ROTATE_BYTES)
         else:
             self._limit = float(self.rotate_bytes)
@@ -223,7 +221,10 @@ class SegmentWriter:
         with self._mutex:
             if self._current is segment:
                 with contextlib.suppress(OSError):  # what is durable is: its size can wait
-                    if (size := files.status(segment.fd).st_size) > self._limit:
+                    size = files.status(segment.fd).st_size
+                    # One that is mostly worked off is let go of sooner: it can be compacted.
+                    mostly_dead = _finished(segment, size) > segment.added * 2 / 3
+                    if size > (self.rotate_bytes if mostly_dead else self._limit):
                         segment.size = size
                         self._rotate(segment)
             elif not segment.unsynced:
@@ -334,3 +335,9 @@ class SegmentWriter:
             for segment in held:
                 segment.release()
             self._forget()
+
+
+def _finished(segment: OwnedSegment, size: int) -> float:
+    """About how many of the owner's tasks others have finished, by what they have appended."""
+    added_bytes = segment.added_bytes + sum(map(len, segment.unsynced))
+    return max(0, size - added_bytes) / _FINISHED_BYTES
