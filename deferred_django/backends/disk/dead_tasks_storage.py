@@ -7,6 +7,7 @@ the next; a removal is all or nothing. Readers take no lock and hold up nobody.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
@@ -180,7 +181,10 @@ class DeadTasksStorage:
 
     def other_paths(self) -> list[str]:
         """The files that it locks, and the one that a removal writes."""
-        return [self._file.lock_path, self._file.removal_lock_path, self._file.temp_path]
+        paths = [self._file.lock_path, self._file.removal_lock_path]
+        with contextlib.suppress(OSError):  # of the file's own name, which verify reports
+            paths.append(self._file.temp_path)
+        return paths
 
     def verify(self) -> list[Finding]:
         """Read the whole file through and report what is not as it was written; change nothing."""
