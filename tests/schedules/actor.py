@@ -115,7 +115,8 @@ class Actor:
 
     def sync(self) -> None:
         """What the timer does; a task that runs elsewhere can keep a rescue waiting."""
-        self.told("sync", [], self.backend.sync, allowed=(errno.EAGAIN,))
+        # The error is that of the fsync that was made to fail, if it is this sync's.
+        self.told("sync", [], self.backend.sync, allowed=(errno.EAGAIN, errno.EIO))
 
     # -- dead tasks ------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """Whether what the processes were told, and what is left, can be explained.
 
-Each call is taken for one moment between its beginning and its end at which it happened (a retry
-of dead tasks for two: the look and the removal). The books are right if there is an order of these
+Each call is taken for one moment between its beginning and its end at which it happened (what takes
+dead tasks out for two: the look and the removal). The books are right if there is an order of these
 moments in which the plain model of a store answers as the store did and ends as the store ended.
 A call that was cut off by a SIGKILL may have happened or not. A list is a look at each id by
 itself.
@@ -95,13 +95,11 @@ def _steps(call: Call) -> Iterator[Step]:
         effect = model.bury(*call.arguments)
     elif call.kind == "remove":
         effect = model.remove(call.arguments[0], answer=cut_off or call.result)
-    elif call.kind == "purge":
-        effect = model.purge(call.arguments[0], None if cut_off else call.result)
     elif call.kind == "claim":
         for found in call.result or ():
             yield Step(call.low, call.high, model.claim(call.who, *found))
         return
-    elif call.kind == "take":
+    elif call.kind in ("take", "purge"):
         yield from _steps_of_take(call, cut_off)
         return
     else:

@@ -190,27 +190,15 @@ def bury(task_id: str, tag: str) -> Effect:
     return lambda state: [replace(state, dead=(*state.dead, (task_id, tag)))]
 
 
-def purge(ids: list[str], answer: int | None) -> Effect:
-    """The records of these ids go, at a time when nobody retries them."""
+def take(who: int, ids: list[str], answer: list[str] | int | None) -> Effect:
+    """The first half of a retry or a purge: these are its own from now on.
 
-    def effect(state: State) -> Iterator[State]:
-        there = {task_id for task_id, _ in state.dead} & set(ids)
-        if answer is not None and answer != len(there):
-            return
-        if not there:
-            yield state
-        elif state.taken is None:
-            yield replace(state, dead=tuple(task for task in state.dead if task[0] not in there))
-
-    return effect
-
-
-def take(who: int, ids: list[str], answer: list[str] | None) -> Effect:
-    """The first half of a retry: these are its own from now on."""
+    Readers see them until the second half; what is added between the two stays.
+    """
 
     def effect(state: State) -> Iterator[State]:
         there = newest(task for task in state.dead if task[0] in ids)
-        if answer is not None and set(answer) != there.keys():
+        if answer is not None and answer not in (len(there), [*filter(there.get, ids)]):
             return
         if not there:
             yield state
