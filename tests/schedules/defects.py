@@ -165,10 +165,10 @@ DEFECTS = [
     Defect(erase_without_reading_on, ("drained", "maintain-warm", "append")),
     Defect(compact_without_the_whole_lock, ("live", "maintain", "complete")),
     Defect(adopt_without_a_look_at_the_path, ("drained", "adopt", "maintain")),
-    Defect(let_go_before_the_record, ("live", "complete", "retry"), 10),
+    Defect(let_go_before_the_record, ("live", "complete", "retry"), 14),
     Defect(remove_what_came_behind_the_snapshot, ("live", "purge", "bury"), 15),
     Defect(retry_without_the_removal_lock, ("live", "take", "take")),
     Defect(add_dead_tasks_without_the_lock, ("live", "purge", "bury")),
-    Defect(keep_inherited_descriptors, ("live", "fork-worker", "complete"), 11),
+    Defect(keep_inherited_descriptors, ("live", "fork-worker", "complete"), 14),
     Defect(move_tasks_that_run, ("live", "rescue", "complete-new")),
 ]
