@@ -20,6 +20,9 @@ from deferred_django.backends.disk.watch import POLL_SECONDS, DirectoryWatch
 
 logger = logging.getLogger("deferred_django.disk")
 
+FRESH_BYTES = 64 * 1024
+"""So much is read at least of what was appended to segments that had been read to the end."""
+
 
 class SegmentSet:
     """Opens segments that appear, reads on in those that grew, drops those that went."""
@@ -91,8 +94,11 @@ class SegmentSet:
         for segment in [segment for segment in self._dropped if not _is_in_use(segment)]:
             self._dropped.remove(segment)
             segment.close()
-        self._budget = math.inf if budget is None else budget
+        limit = math.inf if budget is None else budget
+        self._budget = max(limit, FRESH_BYTES)
         for name in self._reading_order():
+            if self._by_name[name].size_read < 0:  # and so are all that follow
+                self._budget = min(self._budget, limit)
             if self._budget <= 0:
                 break
             self._guarded(name, self._read_unread)

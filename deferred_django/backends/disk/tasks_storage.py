@@ -31,11 +31,11 @@ logger = logging.getLogger("deferred_django.disk")
 
 WORKER_SYNC_SECONDS = 0.5
 """The period of the timer where ``fsync_frequency`` is 0: for what workers append."""
-SLICE_BYTES = 64 * 1024
-"""So much of a backlog is read before each claim: a millisecond or two."""
-HURRY_BYTES = 64 * SLICE_BYTES
+SLICE_BYTES = 16 * 1024
+"""So much of a backlog is read before each claim: a small part of what its tasks cost."""
+HURRY_BYTES = 256 * SLICE_BYTES
 """The same while there is nothing to claim."""
-MAINTAIN_SLICES = 128
+MAINTAIN_SLICES = 256
 """As many are read by claims, or by housekeeping, from one of its rounds to the next."""
 
 
