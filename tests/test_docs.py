@@ -153,3 +153,24 @@ def test_links_lead_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", text):
             if not re.match(r"[a-z]+:", target):
                 assert (folder / target).exists(), f"{name}: {target}"
+
+
+def test_the_tests_that_are_named_with_their_files_exist() -> None:
+    for name, text in TEXTS.items():
+        for path, test in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text):
+            source = REPOSITORY / path
+            assert source.exists(), f"{name}: {path}"
+            functions = {
+                node.name
+                for node in ast.parse(source.read_text(encoding="utf-8")).body
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            }
+            assert test in functions, f"{name}: {path}::{test}"
+
+
+def test_every_promise_names_the_test_that_shows_it() -> None:
+    text = TEXTS["docs/guarantees.md"]
+    tables = re.findall(r"^\| promise \| shown by \|\n\|[-|]+\|\n((?:\|.*\n)+)", text, re.MULTILINE)
+    rows = [row for table in tables for row in table.splitlines()]
+    assert len(rows) > 30
+    assert [row for row in rows if "::test_" not in row.split(" | ")[1]] == []
