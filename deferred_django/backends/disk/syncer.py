@@ -27,7 +27,7 @@ class Syncer:
 
     def reset(self) -> None:
         """Forget the thread (in a forked child it does not exist)."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may enqueue in the middle of soon()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._wanted = False

@@ -191,15 +191,18 @@ class TasksStorage:
     def release(self, entry: Entry, *, hold: bool) -> None:
         """Put the task back; a start of this claim does not count."""
         if entry.started:
-            self._append(entry, log_records.end(entry.id, entry.nonce))
+            # If it is written again, the own run goes with it: another's may be the last by then.
+            end = log_records.end(entry.id, entry.nonce)
+            own = (log_records.run(entry.id, entry.nonce, run) for run in entry.runs[-1:])
+            self._append(entry, end, b"".join((*own, end)))
             entry.runs = entry.runs[:-1]
             entry.started = False
         if not hold:
             with self._mutex:
                 self._claims.put_back(entry, _now_ms())
 
-    def _append(self, entry: Entry, record: bytes) -> None:
-        self._appends.append(entry.segment, record)  # the claim keeps the descriptor open
+    def _append(self, entry: Entry, record: bytes, again: bytes = b"") -> None:
+        self._appends.append(entry.segment, record, again=again)  # open while it is claimed
         self._syncer.soon()
 
     def remove(self, task_id: str) -> bool:

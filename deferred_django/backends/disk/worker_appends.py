@@ -30,12 +30,14 @@ class WorkerAppends:
         self._mutex = mutex
         self._writer = writer
 
-    def append(self, segment: Segment, record: bytes) -> None:
+    def append(self, segment: Segment, record: bytes, *, again: bytes = b"") -> None:
         """Append a ``run``, ``end`` or ``rem`` that the caller takes note of. Needs no mutex.
 
         An fsync that fails between the write and the note of it may have lost the write, though
-        the next one succeeds. Such a record is appended again; to repeat it does no harm.
+        the next one succeeds. Such a record is appended again; to repeat it does no harm, or else
+        ``again`` is what is appended then.
         """
+        again = again or record
         failures = segment.failed_fsyncs
         line = record[1:-1]
         segment.own_lines.add(line)  # before the write: it may be read at once
@@ -44,10 +46,10 @@ class WorkerAppends:
         except OSError:
             segment.own_lines.discard(line)
             raise
-        segment.unsynced.append(record)
+        segment.unsynced.append(again)
         if segment.failed_fsyncs != failures:
-            files.append_record(segment.fd, record)
-            segment.unsynced.append(record)
+            files.append_record(segment.fd, again)
+            segment.unsynced.append(again)
 
     def append_retry(self, entry: Entry, payload: bytes, publish_ms: int) -> None:
         """Write a claimed task anew behind its old record."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-import threading
 import time
 from collections.abc import Callable
 
 from deferred_django.backends.disk import files, ownership
+from deferred_django.backends.disk.handler_lock import HandlerLock
 from deferred_django.backends.disk.names import StoreNames
 from deferred_django.backends.disk.ownership import OwnedSegment
 from deferred_django.backends.disk.rescue import Rescue, withdraw
@@ -55,8 +55,8 @@ class SegmentWriter:
 
     def reset(self) -> None:
         """Own nothing (also in a forked child, whose descriptors are closed already)."""
-        self._mutex = threading.Lock()
-        self._sync_lock = threading.Lock()
+        self._mutex = HandlerLock(self._names.path)
+        self._sync_lock = HandlerLock(self._names.path)
         self._distrusted: set[str] = set()
         """Names of segments whose fsync failed in this process: never adopted."""
         self._limit = float(self.rotate_bytes)
@@ -81,6 +81,7 @@ class SegmentWriter:
         """
         # First: what fails after the write would fail a task that runs.
         if self._sync_each:
+            self._sync_lock.check()
             if self._rescues:
                 self._withdraw_refused()
         elif self._waiting_bytes() > UNSYNCED_BYTES:
