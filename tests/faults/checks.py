@@ -183,6 +183,8 @@ class Checker:
             return error
         finally:
             case.check(injector.injected > 0, "the call was not reached")
+        lasting_fsync = case.call == "fsync" and case.fault.mode is Mode.LASTING
+        case.check(not (operation.durable and lasting_fsync), "durable, though no fsync succeeds")
         told = operation.told(world, result) or bool(lines)
         case.check(told, f"success is claimed, nothing is said, and the result is {result!r}")
         return None

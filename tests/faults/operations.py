@@ -43,6 +43,8 @@ class Operation:
     """Whether the tasks in the store are others afterwards."""
     refuses: bool = False
     """An error means that nothing was done, and nothing of it ever happens."""
+    durable: bool = False
+    """What it did is durable when it returns: where no fsync succeeds any more it must fail."""
     late: bool = False
     """It refuses a task within itself, which may be in the store until the timer has removed it."""
     whole: bool = True
@@ -432,7 +434,14 @@ OPERATIONS = {
     operation.name: operation
     for operation in (
         *(
-            Operation(f"{name}, {each}", enqueue, prepare, frequency=frequency, refuses=True)
+            Operation(
+                f"{name}, {each}",
+                enqueue,
+                prepare,
+                frequency=frequency,
+                refuses=True,
+                durable=not frequency,
+            )
             for each, frequency in (("fsync each", 0.0), ("fsync later", NEVER))
             for name, prepare in (
                 ("first use", nothing),
@@ -442,9 +451,9 @@ OPERATIONS = {
                 ("enqueue that opens the next", over_the_limit),
             )
         ),
-        Operation("sync", sync, two_in_own_segment, changes=False),
+        Operation("sync", sync, two_in_own_segment, changes=False, durable=True),
         Operation("sync after rotation", sync, over_the_limit, changes=False),
-        Operation("sync of a worker", sync, worked, changes=False),
+        Operation("sync of a worker", sync, worked, changes=False, durable=True),
         Operation("tick", tick, over_the_limit, changes=False, quiet=True),
         Operation("tick of an idle owner", tick, idle, changes=False, quiet=True),
         Operation("tick of a worker", tick, worked, changes=False, quiet=True),
@@ -483,8 +492,8 @@ OPERATIONS = {
         Operation("reschedule", reschedule, started),
         Operation("release", release, claimed, changes=False),
         Operation("release of a started task", release, started, changes=False),
-        Operation("remove_task", remove_task, two_segments, told=is_true),
-        Operation("hand-over", die, started, whole=False),
+        Operation("remove_task", remove_task, two_segments, told=is_true, durable=True),
+        Operation("hand-over", die, started, whole=False, durable=True),
         Operation("erase", maintain, drained, changes=False, quiet=True, settled=no_segment),
         Operation("set aside", maintain, damaged, changes=False, quiet=True, settled=kept_aside),
         Operation("compact", maintain, mostly_dead, changes=False, quiet=True, settled=small),
@@ -495,12 +504,12 @@ OPERATIONS = {
         Operation("status", status, some_of_all, changes=False, told=all_counted),
         Operation("verify", verify, some_of_all, changes=False, told=nothing_found),
         Operation("look at dead tasks", look_at_dead, some_of_all, changes=False, told=all_dead),
-        Operation("first dead task", bury),
-        Operation("dead task", bury, three_dead),
-        Operation("dead task behind a torn one", bury, torn_tail),
+        Operation("first dead task", bury, durable=True),
+        Operation("dead task", bury, three_dead, durable=True),
+        Operation("dead task behind a torn one", bury, torn_tail, durable=True),
         Operation("dead task behind a missing newline", bury, newline_missing),
         Operation("dead task through a link", bury, linked, settled=is_still_a_link),
-        Operation("remove dead tasks", remove_dead, three_dead, told=two_gone),
+        Operation("remove dead tasks", remove_dead, three_dead, told=two_gone, durable=True),
         Operation("remove beside a torn one", remove_dead, torn_tail, told=two_gone),
         Operation(
             "remove through a link", remove_dead, linked, told=two_gone, settled=is_still_a_link

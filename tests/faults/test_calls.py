@@ -13,7 +13,7 @@ from tests.faults.injector import Fault, Level, Mode
 from tests.faults.neighbour import Neighbour
 from tests.faults.operations import OPERATIONS
 
-SAMPLE = 300
+SAMPLE = 200
 
 ONCE, LASTING, BEFORE, AFTER = Mode.ONCE, Mode.LASTING, Mode.INTERRUPT, Mode.INTERRUPT_AFTER
 FILES, OS = Level.FILES, Level.OS
