@@ -1,7 +1,6 @@
 """The tasks write-ahead log: all segments of a store, behind one lock of this process.
 
-What is written where and why: ``docs/storage-format.md`` and ``docs/decisions/`` 001 to 004.
-"""
+What is written where and why: ``docs/storage-format.md`` and ``docs/decisions/`` 001 to 004."""
 
 from __future__ import annotations
 
@@ -191,18 +190,16 @@ class TasksStorage:
     def release(self, entry: Entry, *, hold: bool) -> None:
         """Put the task back; a start of this claim does not count."""
         if entry.started:
-            # If it is written again, the own run goes with it: another's may be the last by then.
-            end = log_records.end(entry.id, entry.nonce)
-            own = (log_records.run(entry.id, entry.nonce, run) for run in entry.runs[-1:])
-            self._append(entry, end, b"".join((*own, end)))
+            self._appends.append_end(entry)
+            self._syncer.soon()
             entry.runs = entry.runs[:-1]
             entry.started = False
         if not hold:
             with self._mutex:
                 self._claims.put_back(entry, _now_ms())
 
-    def _append(self, entry: Entry, record: bytes, again: bytes = b"") -> None:
-        self._appends.append(entry.segment, record, again=again)  # open while it is claimed
+    def _append(self, entry: Entry, record: bytes) -> None:
+        self._appends.append(entry.segment, record)  # the claim keeps the descriptor open
         self._syncer.soon()
 
     def remove(self, task_id: str) -> bool:

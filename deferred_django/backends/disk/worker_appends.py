@@ -51,6 +51,13 @@ class WorkerAppends:
             files.append_record(segment.fd, again)
             segment.unsynced.append(again)
 
+    def append_end(self, entry: Entry) -> None:
+        """Append the ``end`` of a task that this process has started."""
+        end = log_records.end(entry.id, entry.nonce)
+        # Written again, the own run goes with it: another worker's may be the last one by then.
+        own = (log_records.run(entry.id, entry.nonce, run) for run in entry.runs[-1:])
+        self.append(entry.segment, end, again=b"".join((*own, end)))
+
     def append_retry(self, entry: Entry, payload: bytes, publish_ms: int) -> None:
         """Write a claimed task anew behind its old record."""
 
