@@ -6,9 +6,12 @@ from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from deferred_django.backends.disk.dead_tasks_file import beginning_match
+from deferred_django.backends.disk.dead_tasks_file import KIND, beginning_match
 from deferred_django.backends.disk.dead_tasks_rows import Span
+from deferred_django.backends.disk.records import CRC_BYTES, is_valid
 from deferred_django.backends.disk.scanner import Scanner
+
+_ID_AT = CRC_BYTES + len(KIND) + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +56,37 @@ class LocatedBuilder:
         return Located(there, newest, self._offsets, self._lengths)
 
 
+class _Sieve(Scanner):
+    """Reads the records of some ids. All other lines are passed by, their checksums unread."""
+
+    __slots__ = ("_ids",)
+
+    def __init__(self, ids: Mapping[str, int]) -> None:
+        super().__init__(newline_in_front=False)
+        self._ids = ids
+
+    def _records(self, block: bytes, start: int, stop: int) -> Iterator[tuple[int, int, bytes]]:
+        find, ids, base = block.find, self._ids, self.offset - start
+        while start <= stop:
+            end = find(b"\n", start, stop)
+            if end < 0:
+                end = stop
+            id_at = start + _ID_AT
+            task_id = block[id_at : find(b":", id_at, end)].decode("ascii", "replace")
+            if self._long is not None:
+                yield from super()._records(block, start, end)
+            else:
+                if task_id in ids and is_valid(line := block[start:end]):
+                    yield base + start, end - start, line[CRC_BYTES:]
+                self.offset = base + end + 1
+            start = end + 1
+
+
 def scan(fd: int, ids: Mapping[str, int], end: int) -> Located:
     """All records before ``end`` of the ids, found by reading the file through once."""
     found = LocatedBuilder(ids)
     add, number_of = found.add, ids.get
-    for offset, length, body in Scanner(newline_in_front=False).read(fd, end):
+    for offset, length, body in _Sieve(ids).read(fd, end):
         match = beginning_match(body)
         if match is not None and (number := number_of(match[1].decode("ascii"))) is not None:
             add(number, offset, length)
