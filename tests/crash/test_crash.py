@@ -6,7 +6,7 @@ from tests.crash.enumeration import enumerate_states
 from tests.crash.scenario import Limits
 from tests.crash.scenarios import SCENARIOS
 
-SAMPLE = Limits(seed=1, per_point=20, plays=3, thorough=0.15)
+SAMPLE = Limits(seed=1, per_point=28, plays=2, thorough=0.1)
 
 
 def test_a_power_cut_breaks_no_promise() -> None:
