@@ -22,6 +22,7 @@ from tests.disk.support import (
     PAST,
     PREFIX,
     add,
+    claim,
     claim_one,
     fail_once,
     finish,
@@ -540,3 +541,12 @@ def test_a_file_cut_off_by_an_operator_gives_what_is_left(
     os.truncate(only_segment(store), 0)
     add(producer, b"2")
     assert run_all(worker) == [b"2"]
+
+
+def test_tasks_that_are_asked_for_by_id_are_claimed_wherever_they_are(
+    producer: TasksStorage, worker: TasksStorage
+) -> None:
+    """Also in what is read after the first slice of a backlog."""
+    names = [add(producer, bytes(100_000), task_id=f"t{n}") for n in range(20)]
+    asked = names[::3]
+    assert {entry.id for entry in claim(worker, len(asked), *asked)} == set(asked)

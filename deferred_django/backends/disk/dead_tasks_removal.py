@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 from array import array
 from collections.abc import Callable, Iterator
 
@@ -136,13 +137,20 @@ class Removal:
     def _own(self, temp: int) -> None:
         """Lock the temp: should the removal lock's file be removed, it keeps removals apart."""
         if not files.try_flock(temp) or not files.is_at_path(temp, self._temp_path):
-            raise OSError(errno.EBUSY, "another removal is at work on it", self._temp_path)
+            raise self._busy()
+
+    def _busy(self) -> OSError:
+        return OSError(errno.EBUSY, "another removal is at work on it", self._temp_path)
 
     def _create(self) -> None:
         self._remove_temp()  # of a removal that was killed
         like = files.status(self._source)
         mode = like.st_mode
-        temp = files.create_file(self._temp_path, os.O_WRONLY | os.O_APPEND, mode & 0o7777, like)
+        flags, permissions = os.O_WRONLY | os.O_APPEND, stat.S_IMODE(mode)
+        try:
+            temp = files.create_file(self._temp_path, flags, permissions, like)
+        except FileExistsError as error:  # since the removal lock's file was removed
+            raise self._busy() from error
         try:
             self._own(temp)
         except BaseException:

@@ -68,8 +68,7 @@ class TasksStorage:
         self._claims = Claims(self._segments, self._index)
         self._appends = WorkerAppends(self._segments, self._mutex, self._writer)
         self._waiter = Waiter(self.names.path)
-        self._claiming = False
-        self._slices = 0
+        self._claiming, self._slices = False, 0
 
     def _after_fork(self) -> None:
         for segment in self._segments.all_open():
@@ -159,6 +158,8 @@ class TasksStorage:
                 self._index.advance(now_ms, time.monotonic())
                 if task_ids is None:
                     taken = self._claims.take(limit, queues, exclude)
+                elif not all_read:
+                    taken = []  # one of them may be in what was not read
                 else:
                     taken = self._claims.take_named(task_ids, limit, queues, exclude, now_ms)
                 if taken:
@@ -282,8 +283,7 @@ class TasksStorage:
         """Make durable what is not, and let go of everything but claims that are still held."""
         self._syncer.stop()
         try:
-            # A directory that was removed is made again for tasks that are not durable. If its
-            # parent is gone as well, all that this store was a part of was removed on purpose.
+            # Where the parent is gone too, that was on purpose: nothing is made again.
             if files.is_directory(os.path.dirname(os.path.abspath(self.names.path))):
                 self.sync()
         finally:
