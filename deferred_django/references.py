@@ -73,7 +73,10 @@ def describe_member(member: Enum) -> list[Any]:
         found: Enum | None = _look_up(kind, key)
     except LookupError:
         found = None
-    if found is not member:
+    # Some releases of Python 3.11 make a new object for each combination with bits of no name.
+    if found is not member and not (
+        isinstance(found, Flag) and type(found) is kind and found._value_ == key
+    ):
         raise NotCarriedError(
             f"this member of {module}.{qualname} cannot be found again by its name"
         )

@@ -117,7 +117,9 @@ def test_zones_and_folds(zone: tzinfo | None, fold: int) -> None:
 
 @pytest.mark.parametrize("member", MEMBERS, ids=repr)
 def test_enum_members_come_back_as_themselves(member: enum.Enum) -> None:
-    assert through(member) is member
+    # Python 3.11.2 makes a new object for each combination of flags with bits of no name.
+    assert through(member) is member or type(member)(member.value) is not member
+    assert exact(through(member)) == exact(member)
     assert through({member: [member]}) == {member: [member]}
 
 
