@@ -5,7 +5,7 @@ from __future__ import annotations
 from unittest import mock
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from deferred_django.backends.disk import row_heap
@@ -36,6 +36,7 @@ def tasks_of(step: tuple[str, object]) -> int:
 
 @pytest.mark.parametrize("by_priority", [False, True])
 @pytest.mark.parametrize("block_rows", [1, 3, 100])
+@example(steps=[("push", (0, 0, 1)), ("push many", [(0, 0, 0), (0, 0, 1), (1, 0, 0), (1, 0, 0)])])
 @given(steps=st.lists(STEP, max_size=40))
 @settings(max_examples=40, deadline=None)
 def test_rows_come_in_order(

@@ -160,6 +160,7 @@ class RowHeap:
         self._singles = 0
         self._pack_at = 1 << 62
         for segment, rows in singles.items():
+            rows.sort()  # of those that are due together, the first in the file comes first
             self.push_rows(segment, sorted(rows, key=segment.table.publish_ms.__getitem__))
         heapq.heapify(self.items)
         self._pack_at = max(PACK_AT, 2 * self._singles)
