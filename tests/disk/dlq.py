@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from deferred_django.backends.disk import dead_tasks_file, descriptors
+from deferred_django.backends.disk import dead_tasks_file, descriptors, files
 from deferred_django.backends.disk.dead_tasks_storage import DeadTasksStorage
 
 PREFIX = "d-"
@@ -86,3 +86,21 @@ def assert_at_rest(path: Path, *, stale_temp: bool = False) -> None:
         if lock.exists():
             with lock.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def reads_of(action: Callable[[], Any]) -> int:
+    """Bytes of files that an action reads."""
+    real, total = files.read_at, 0
+
+    def counting(fd: int, size: int, offset: int) -> bytes:
+        nonlocal total
+        data = real(fd, size, offset)
+        total += len(data)
+        return data
+
+    files.read_at = counting
+    try:
+        action()
+    finally:
+        files.read_at = real
+    return total

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from deferred_django.backends.disk import dead_tasks_rows, files
-from deferred_django.backends.disk.dead_tasks_storage import DeadTasksStorage
 from tests.disk.dlq import (
     assert_at_rest,
     data_file,
@@ -27,6 +26,7 @@ from tests.disk.dlq import (
     lock_file,
     names,
     open_store,
+    reads_of,
     record,
     take_all,
 )
@@ -367,35 +367,17 @@ def test_the_index_is_small_and_follows_what_is_appended(tmp_path: Path) -> None
         assert tracemalloc.get_traced_memory()[0] < 20_000 * 150 + 100_000
     finally:
         tracemalloc.stop()
-    read = count_reads(store, lambda: store.count())
+    read = reads_of(lambda: store.count())
     assert read < 10_000
     store.add("new", b"1")
-    assert count_reads(store, lambda: store.count()) < 10_000
+    assert reads_of(lambda: store.count()) < 10_000
     assert store.count() == 20_001
-
-
-def count_reads(store: DeadTasksStorage, action: Callable[[], Any]) -> int:
-    """Bytes of the file that an action reads."""
-    real, total = files.read_at, 0
-
-    def counting(fd: int, size: int, offset: int) -> bytes:
-        nonlocal total
-        data = real(fd, size, offset)
-        total += len(data)
-        return data
-
-    files.read_at = counting
-    try:
-        action()
-    finally:
-        files.read_at = real
-    return total
 
 
 def test_a_cold_page_is_read_from_the_end(tmp_path: Path) -> None:
     write_records(data_file(tmp_path), 5_000)
     store = open_store(tmp_path)
-    read = count_reads(store, lambda: store.read(limit=25))
+    read = reads_of(lambda: store.read(limit=25))
     assert read < 200_000
     assert [name[-4:] for name, _ in store.read(limit=2)] == ["4999", "4998"]
 

@@ -8,16 +8,24 @@ from __future__ import annotations
 import os
 import random
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import initialize
 
-from deferred_django.backends.disk import dead_tasks_cold, dead_tasks_reader, files
-from tests.disk.dlq import assert_at_rest, data_file, filled, line, names, open_store, record
+from deferred_django.backends.disk import dead_tasks_cold, dead_tasks_reader
+from tests.disk.dlq import (
+    assert_at_rest,
+    data_file,
+    filled,
+    line,
+    names,
+    open_store,
+    reads_of,
+    record,
+)
 from tests.disk.support import Gate, in_child, running
 from tests.disk.test_dead_tasks import StoreMachine
 
@@ -53,24 +61,6 @@ class LargeStoreMachine(StoreMachine):
 
 LargeStoreMachine.TestCase.settings = settings(StoreMachine.TestCase.settings, max_examples=20)
 TestLargeAgainstAModel = LargeStoreMachine.TestCase
-
-
-def reads_of(action: Callable[[], Any]) -> int:
-    """Bytes of files that an action reads."""
-    real, total = files.read_at, 0
-
-    def counting(fd: int, size: int, offset: int) -> bytes:
-        nonlocal total
-        data = real(fd, size, offset)
-        total += len(data)
-        return data
-
-    files.read_at = counting
-    try:
-        action()
-    finally:
-        files.read_at = real
-    return total
 
 
 def write_records(path: Path, count: int) -> int:

@@ -10,9 +10,11 @@ import contextlib
 import logging
 import os
 import random
+import signal
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 
 from deferred_django.backends.disk import (
     dead_tasks_cold,
@@ -84,6 +86,23 @@ def quiet() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def bounded(seconds: int) -> Iterator[None]:
+    """What may never end is ended by a signal, as an error. Also :func:`quiet`."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise AssertionError(f"it does not end within {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        with quiet():
+            yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 class LogLevel:

@@ -6,11 +6,9 @@ import io
 import json
 import os
 import random
-import signal
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -23,7 +21,7 @@ from deferred_django.execution import Outcome, execute
 from deferred_django.registry import get_backend, get_queue
 from tests.disk.dlq import line
 from tests.fuzz import contexts, mutations
-from tests.fuzz.levels import quiet
+from tests.fuzz.levels import bounded
 from tests.fuzz.test_dead_bodies import NAMES, ODD
 
 TOO_LONG = 60
@@ -47,20 +45,10 @@ def take(*args: Any, **kwargs: Any) -> object:
 
 
 @pytest.fixture(autouse=True)
-def bounded() -> Iterator[None]:
-    """An outcome that cannot be written is tried again for ever: then a signal ends it."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise AssertionError("it does not end")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(TOO_LONG)
-    try:
-        with quiet():
-            yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+def _bounded() -> Iterator[None]:
+    """An outcome that cannot be written is tried again for ever."""
+    with bounded(TOO_LONG):
+        yield
 
 
 @pytest.fixture

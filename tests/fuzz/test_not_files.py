@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 
 import pytest
 
 from deferred_django.backends.base import BackendConfig
 from deferred_django.backends.disk import DiskBackend, descriptors
-from tests.fuzz.levels import quiet
+from tests.fuzz.levels import bounded, quiet
 
 PREFIX = "n-"
 SEGMENT = f"{PREFIX}0-20261129-7-zzzzzzzz"
@@ -55,20 +53,10 @@ KINDS: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.fixture(autouse=True)
-def bounded() -> Iterator[None]:
-    """Opening a FIFO may wait for ever: then a signal ends it."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise AssertionError("it hangs")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(TOO_LONG)
-    try:
-        with quiet():
-            yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+def _bounded() -> Iterator[None]:
+    """Opening a FIFO may wait for ever."""
+    with bounded(TOO_LONG):
+        yield
 
 
 def open_backend(path: Path) -> DiskBackend:
