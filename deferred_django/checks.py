@@ -1,6 +1,6 @@
 """System checks of the ``DEFERRED`` setting and of the place that it names.
 
-Errors (``deferred_django.E001`` to ``E008``) are what :mod:`deferred_django.conf` finds wrong.
+Errors (``deferred_django.E…``) are what :mod:`deferred_django.conf` finds wrong.
 Warnings are about the place, which may differ between where the checks run and where the project
 does.
 """

@@ -7,7 +7,6 @@ touches a file: whether ``PATH`` can be used is found out by the checks and at f
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import os
 import threading
@@ -23,8 +22,8 @@ from django.utils.module_loading import import_string
 
 from deferred_django.backends.base import Backend, BackendConfig
 from deferred_django.backends.disk import ofd
-
-SETTING: Final = "DEFERRED"
+from deferred_django.conf_features import FEATURE_KEYS, Features, read_features
+from deferred_django.conf_wording import SETTING, did_you_mean, is_int, is_number, listed, shown
 
 BACKENDS: Final[Mapping[str | None, str]] = {
     "disk": "deferred_django.backends.disk.DiskBackend",
@@ -32,7 +31,14 @@ BACKENDS: Final[Mapping[str | None, str]] = {
 }
 """The backends that have a name, and where their classes are."""
 
-KEYS: Final = ("BACKEND", "PATH", "PREFIX", "FSYNC_FREQUENCY", "FILE_PERMISSIONS")
+KEYS: Final = (
+    "BACKEND",
+    "PATH",
+    "PREFIX",
+    "FSYNC_FREQUENCY",
+    "FILE_PERMISSIONS",
+    *FEATURE_KEYS,
+)
 """What ``DEFERRED`` may hold. A backend named by a dotted path may have keys besides these."""
 
 DEFAULTS: Final = BackendConfig(path=Path("storage"))
@@ -63,6 +69,7 @@ class DeferredSettings:
     """As it was given: a name of :data:`BACKENDS` or a dotted path."""
     backend_class: type[Backend]
     config: BackendConfig
+    features: Features
 
 
 def load() -> DeferredSettings:
@@ -70,7 +77,9 @@ def load() -> DeferredSettings:
     reading = _Reading.of_settings()
     if reading.problems or reading.backend_class is None:
         raise ImproperlyConfigured("\n".join(str(problem) for problem in reading.problems))
-    return DeferredSettings(reading.backend, reading.backend_class, reading.config)
+    return DeferredSettings(
+        reading.backend, reading.backend_class, reading.config, reading.features
+    )
 
 
 def problems() -> list[Problem]:
@@ -87,13 +96,14 @@ class _Reading:
     backend: str | None = "disk"
     backend_class: type[Backend] | None = None
     config: BackendConfig = field(default=DEFAULTS)
+    features: Features = field(default_factory=Features)
 
     @classmethod
     def of_settings(cls) -> _Reading:
         value = getattr(settings, SETTING, {})
         if not isinstance(value, Mapping):
             reading = cls({})
-            reading.reject("E001", f"{SETTING} must be a dict, not {_shown(value)}.")
+            reading.reject("E001", f"{SETTING} must be a dict, not {shown(value)}.")
             return reading
         reading = cls(value)
         reading.read_backend()
@@ -105,6 +115,7 @@ class _Reading:
             file_permissions=reading.read_file_permissions(),
             options=options,
         )
+        reading.features = read_features(reading.values, reading.reject)
         return reading
 
     def reject(self, code: str, message: str, hint: str | None = None) -> None:
@@ -117,14 +128,14 @@ class _Reading:
         for key in others:
             self.reject(
                 "E002",
-                f"{SETTING} has the unknown key {_shown(key)}; it may have {_listed(KEYS)}.",
-                _did_you_mean(str(key).upper(), KEYS),
+                f"{SETTING} has the unknown key {shown(key)}; it may have {listed(KEYS)}.",
+                did_you_mean(str(key).upper(), KEYS),
             )
         return {}
 
     def read_backend(self) -> None:
         value = self.values.get("BACKEND", "disk")
-        allowed = f"allowed are {_listed(BACKENDS)} and the dotted path of a Backend class"
+        allowed = f"allowed are {listed(BACKENDS)} and the dotted path of a Backend class"
         if (value is None or isinstance(value, str)) and value in BACKENDS:
             self.backend = None if value is None else _plain(value)
             path = BACKENDS[self.backend]
@@ -134,8 +145,8 @@ class _Reading:
             names = [name for name in BACKENDS if name is not None]
             self.reject(
                 "E003",
-                f'{SETTING}["BACKEND"] is {_shown(value)}; {allowed}.',
-                _did_you_mean(value.lower(), names) if isinstance(value, str) else None,
+                f'{SETTING}["BACKEND"] is {shown(value)}; {allowed}.',
+                did_you_mean(value.lower(), names) if isinstance(value, str) else None,
             )
             return
         if self.backend == "disk" and not ofd.locks_are_supported():
@@ -151,19 +162,19 @@ class _Reading:
         except Exception as error:  # the module is the project's: its import may raise anything
             self.reject(
                 "E003",
-                f'{SETTING}["BACKEND"] is {_shown(value)}, which could not be imported '
+                f'{SETTING}["BACKEND"] is {shown(value)}, which could not be imported '
                 f"({type(error).__name__}: {error}); {allowed}.",
             )
             return
         if not isinstance(found, type) or not issubclass(found, Backend):
             wrong = "is not a subclass of deferred_django.backends.base.Backend"
         elif inspect.isabstract(found):
-            missing = _listed(sorted(found.__abstractmethods__))
+            missing = listed(sorted(found.__abstractmethods__))
             wrong = f"does not define {missing}"
         else:
             self.backend_class = found
             return
-        self.reject("E003", f'{SETTING}["BACKEND"] is {_shown(value)}, which {wrong}; {allowed}.')
+        self.reject("E003", f'{SETTING}["BACKEND"] is {shown(value)}, which {wrong}; {allowed}.')
 
     def read_path(self) -> Path:
         if "PATH" not in self.values:
@@ -176,7 +187,7 @@ class _Reading:
         if not isinstance(text, str) or not text or "\0" in text:
             self.reject(
                 "E004",
-                f'{SETTING}["PATH"] is {_shown(value)}; it must be the path of a directory, '
+                f'{SETTING}["PATH"] is {shown(value)}; it must be the path of a directory, '
                 "a str or a pathlib.Path.",
             )
             return Path()
@@ -184,13 +195,13 @@ class _Reading:
         if text.startswith("~"):
             self.reject(
                 "E004",
-                f'{SETTING}["PATH"] is {_shown(text)}; the "~" of a shell is not expanded here.',
+                f'{SETTING}["PATH"] is {shown(text)}; the "~" of a shell is not expanded here.',
                 "Write the home directory out, as in Path.home() / …",
             )
             return Path()
         if os.path.isabs(text):
             return Path(text)
-        return self.below_base_dir(text, f"is the relative path {_shown(text)}", needed=True)
+        return self.below_base_dir(text, f"is the relative path {shown(text)}", needed=True)
 
     def below_base_dir(self, relative: str, what: str, *, needed: bool) -> Path:
         base = getattr(settings, "BASE_DIR", None)
@@ -207,11 +218,11 @@ class _Reading:
     def read_prefix(self) -> str:
         value = self.values.get("PREFIX", DEFAULTS.prefix)
         if not isinstance(value, str):
-            wrong = f"is {_shown(value)}; it must be a str"
+            wrong = f"is {shown(value)}; it must be a str"
         elif "/" in value or ".." in value:
-            wrong = f'is {_shown(value)}; it begins file names and must not hold "/" or ".."'
+            wrong = f'is {shown(value)}; it begins file names and must not hold "/" or ".."'
         elif not all(map(_may_be_in_a_name, value)):
-            wrong = f"is {_shown(value)}; it must not hold control characters"
+            wrong = f"is {shown(value)}; it must not hold control characters"
         elif len(value.encode()) > MAX_PREFIX_BYTES:
             wrong = f"is {len(value.encode())} bytes long; {MAX_PREFIX_BYTES} are allowed"
         else:
@@ -222,27 +233,27 @@ class _Reading:
     def read_fsync_frequency(self) -> float:
         value = self.values.get("FSYNC_FREQUENCY", DEFAULTS.fsync_frequency)
         # No thread can wait for longer, and NaN is neither above nor below anything.
-        if _is_number(value) and 0 <= value <= threading.TIMEOUT_MAX:
+        if is_number(value) and 0 <= value <= threading.TIMEOUT_MAX:
             return float(value)
         self.reject(
             "E006",
-            f'{SETTING}["FSYNC_FREQUENCY"] is {_shown(value)}; it must be a finite number of '
+            f'{SETTING}["FSYNC_FREQUENCY"] is {shown(value)}; it must be a finite number of '
             "seconds, 0 (sync before enqueue returns) or more.",
         )
         return DEFAULTS.fsync_frequency
 
     def read_file_permissions(self) -> int:
         value = self.values.get("FILE_PERMISSIONS", DEFAULTS.file_permissions)
-        if isinstance(value, int) and not isinstance(value, bool):
+        if is_int(value):
             if value & 0o600 == 0o600 and value & ~0o666 == 0:
                 return int(value)
             # Where the hint is for decimal digits, they are what stands in the settings.
-            shown = f"0o{value:o}" if value >= 0 and not _octal_hint(value) else str(value)
+            text = f"0o{value:o}" if value >= 0 and not _octal_hint(value) else str(value)
         else:
-            shown = _shown(value)
+            text = shown(value)
         self.reject(
             "E007",
-            f'{SETTING}["FILE_PERMISSIONS"] is {shown}; it must be an int in which the owner may '
+            f'{SETTING}["FILE_PERMISSIONS"] is {text}; it must be an int in which the owner may '
             "read and write and nobody may execute, such as 0o600, 0o640 or 0o660.",
             _octal_hint(value),
         )
@@ -251,7 +262,7 @@ class _Reading:
 
 def other_backends() -> str:
     """The backends besides ``disk``, for a sentence."""
-    return f"{_listed(name for name in BACKENDS if name != 'disk')} or the dotted path of another"
+    return f"{listed(name for name in BACKENDS if name != 'disk')} or the dotted path of another"
 
 
 def _plain(text: str) -> str:
@@ -259,31 +270,9 @@ def _plain(text: str) -> str:
     return str.__str__(text)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _may_be_in_a_name(char: str) -> bool:
     # Cc: control characters; Cs: what no file name can encode; Zl, Zp: line ends to some readers.
     return unicodedata.category(char) not in ("Cc", "Cs", "Zl", "Zp")
-
-
-def _shown(value: object) -> str:
-    """``value`` for an error message, whatever it is: short, and never raising."""
-    try:
-        text = repr(value)
-    except Exception:  # a broken __repr__ must not hide what is wrong with the setting
-        text = f"<{type(value).__name__}>"
-    return text if len(text) <= 100 else f"{text[:97]}..."
-
-
-def _listed(values: Any) -> str:
-    return ", ".join(str(value) if value is None else f'"{value}"' for value in values)
-
-
-def _did_you_mean(value: str, allowed: Any) -> str | None:
-    close = difflib.get_close_matches(value, allowed, n=1, cutoff=0.7)
-    return f'Did you mean "{close[0]}"?' if close else None
 
 
 def _octal_hint(value: object) -> str | None:

@@ -17,8 +17,9 @@ from pathlib import Path
 from deferred_django import connections, event_loop, forks
 from deferred_django.backends.base import BackendConfig, ClaimedTask
 from deferred_django.backends.none import NoneBackend
+from deferred_django.conf_features import Features
 from deferred_django.execution import execute
-from deferred_django.queue import Queue
+from deferred_django.queue import NO_FEATURES, Queue
 
 logger = logging.getLogger("deferred_django")
 
@@ -31,8 +32,8 @@ _Entry = tuple[float, int, int, ClaimedTask]
 class LocalRunner:
     """Up to :data:`MAX_THREADS` daemon threads, started as they are needed. Thread-safe."""
 
-    def __init__(self) -> None:
-        self._queue = Queue(_Memory(self))
+    def __init__(self, features: Features = NO_FEATURES) -> None:
+        self._queue = Queue(_Memory(self), features=features)
         self._reset()
         _runners.add(self)
 

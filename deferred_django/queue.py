@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from deferred_django.backends.base import Backend, ClaimedTask, DeadTaskRecord, Progress
+from deferred_django.conf_features import Features
 from deferred_django.context import TaskContext
 from deferred_django.exceptions import UnknownTask, WorkerLost
 
@@ -31,6 +32,7 @@ UNREADABLE_TASK = "(unreadable)"
 Guard = AbstractContextManager[Any]
 """Entered around the one call that lets go of a claim; it may raise to prevent it."""
 
+NO_FEATURES = Features()
 _NO_GUARD: Guard = nullcontext()
 
 
@@ -49,9 +51,16 @@ class LocalRunner(Protocol):
 class Queue:
     """The tasks of one backend. Thread-safe."""
 
-    def __init__(self, backend: Backend, *, local_runner: LocalRunner | None = None) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        local_runner: LocalRunner | None = None,
+        features: Features = NO_FEATURES,
+    ) -> None:
         """``local_runner`` runs what is enqueued where the backend keeps no tasks."""
         self.backend = backend
+        self.features = features
         self._local_runner = local_runner
         # Claims whose dead task is written and whose removal is not: a repeated call must not
         # write it again, since the dead task may have been retried or purged meanwhile.

@@ -13,15 +13,22 @@ from django.core.signals import setting_changed
 
 from deferred_django import conf, forks
 from deferred_django.backends.base import Backend
+from deferred_django.conf_features import Features
+from deferred_django.conf_wording import SETTING
 from deferred_django.queue import LocalRunner, Queue
+
+RESETTING = frozenset({SETTING, "BASE_DIR"})
+"""The settings that what is kept here was made of: ``override_settings`` of one takes effect at
+once."""
 
 logger = logging.getLogger("deferred_django")
 
 _lock = threading.RLock()
+_settings: conf.DeferredSettings | None = None
 _backend: Backend | None = None
 _queue: Queue | None = None
 _runner: LocalRunner | None = None
-_make_runner: Callable[[], LocalRunner] | None = None
+_make_runner: Callable[[Features], LocalRunner] | None = None
 
 
 def get_backend() -> Backend:
@@ -35,7 +42,7 @@ def get_backend() -> Backend:
         return _backend
     with _lock:
         if _backend is None:
-            loaded = conf.load()
+            loaded = _load()
             try:
                 _backend = loaded.backend_class(loaded.config)
             except TypeError as error:
@@ -46,8 +53,30 @@ def get_backend() -> Backend:
         return _backend
 
 
+def get_features() -> Features:
+    """What the ``DEFERRED`` setting says about the queue and the worker.
+
+    The same object as ``get_queue().features``, with the same life and the same errors as
+    :func:`get_backend`, which it does not build.
+    """
+    return _load().features
+
+
+def _load() -> conf.DeferredSettings:
+    global _settings
+    if (loaded := _settings) is not None:
+        return loaded
+    with _lock:
+        if _settings is None:
+            _settings = conf.load()
+        return _settings
+
+
 def get_queue() -> Queue:
-    """The queue on :func:`get_backend`, with the same life and the same errors."""
+    """The queue on :func:`get_backend`, with the same life and the same errors.
+
+    Its ``features`` are those of :func:`get_features`.
+    """
     global _queue, _runner
     if _queue is not None:
         return _queue
@@ -60,12 +89,12 @@ def get_queue() -> Queue:
                         "This backend keeps no tasks, and what runs them in this process starts "
                         'with the app: "deferred_django" must be in INSTALLED_APPS.'
                     )
-                _runner = _make_runner()
-            _queue = Queue(backend, local_runner=_runner)
+                _runner = _make_runner(get_features())
+            _queue = Queue(backend, local_runner=_runner, features=get_features())
         return _queue
 
 
-def set_local_runner(factory: Callable[[], LocalRunner]) -> None:
+def set_local_runner(factory: Callable[[Features], LocalRunner]) -> None:
     """Name what makes the runner of a backend that keeps no tasks.
 
     The runner executes tasks and so stands above this module, which therefore cannot import it.
@@ -76,10 +105,10 @@ def set_local_runner(factory: Callable[[], LocalRunner]) -> None:
 
 def reset() -> None:
     """Close the backend and forget it; the next call builds one of the setting as it is then."""
-    global _backend, _queue, _runner
+    global _settings, _backend, _queue, _runner
     with _lock:
         backend, runner = _backend, _runner
-        _backend = _queue = _runner = None
+        _settings = _backend = _queue = _runner = None
     try:
         if runner is not None:
             runner.close()
@@ -90,7 +119,7 @@ def reset() -> None:
 
 
 def _on_setting_changed(*, setting: str, **kwargs: Any) -> None:
-    if setting in (conf.SETTING, "BASE_DIR"):
+    if setting in RESETTING:
         reset()
 
 

@@ -124,6 +124,7 @@ def test_a_setting_that_is_no_dict(value: Any) -> None:
         ("prefix", 'Did you mean "PREFIX"?'),
         ("FSYNC_FREQUENZY", 'Did you mean "FSYNC_FREQUENCY"?'),
         ("DLQ_PATH", None),
+        ("backpressure", 'Did you mean "BACKPRESSURE"?'),
         (7, None),
         (None, None),
     ],

@@ -13,6 +13,7 @@ from django.test import override_settings
 
 from deferred_django import conf, registry
 from deferred_django.backends.base import Backend
+from deferred_django.conf_wording import SETTING
 
 
 @contextlib.contextmanager
@@ -32,10 +33,10 @@ def own_store(path: Path | str | None = None) -> Iterator[Backend]:
         ):
             yield backend
         return
-    with override_settings(**{conf.SETTING: {**_disk_options(), "PATH": Path(path)}}):
+    with override_settings(**{SETTING: {**_disk_options(), "PATH": Path(path)}}):
         yield registry.get_backend()
 
 
 def _disk_options() -> dict[str, Any]:
-    setting = getattr(settings, conf.SETTING, {})
+    setting = getattr(settings, SETTING, {})
     return {key: setting[key] for key in conf.KEYS if key in setting} | {"BACKEND": "disk"}

@@ -1,0 +1,58 @@
+"""The keys of ``DEFERRED`` that concern the queue and the worker: valid with every backend.
+
+Each key has a reader beside its feature, a field of :class:`Features` and the code of the check
+that reports what is wrong with it. A feature is reached at run time as ``queue.features`` where
+there is a queue, and by ``registry.get_features()`` where there is none: both are of the setting
+as it stands, also inside of ``override_settings``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from deferred_django import backpressure_setting
+from deferred_django.backpressure_setting import Backpressure
+from deferred_django.conf_wording import Reject
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What the setting says about the queue and the worker; a field for each key."""
+
+    backpressure: Backpressure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureKey:
+    """How one key is read."""
+
+    field: str
+    """The field of :class:`Features`, which keeps its default where the key is not set."""
+    code: str
+    """Of the check that reports what is wrong."""
+    read: Callable[[object, Reject], object]
+    """Gives the field's value. What is wrong is noted by ``reject(message, hint)``, and then the
+    value that is returned does not matter. It must not raise, and no other setting that it reads
+    may be missing from the registry's ``RESETTING``."""
+
+
+FEATURE_KEYS: Final[Mapping[str, FeatureKey]] = {
+    backpressure_setting.KEY: FeatureKey(
+        "backpressure", "E009", backpressure_setting.read_backpressure
+    ),
+}
+
+
+def read_features(
+    values: Mapping[Any, Any], reject: Callable[[str, str, str | None], None]
+) -> Features:
+    """The features of a setting; ``reject(code, message, hint)`` notes what is wrong."""
+    found = {
+        key.field: key.read(values[name], partial(reject, key.code))
+        for name, key in FEATURE_KEYS.items()
+        if name in values
+    }
+    return Features(**found)  # type: ignore[arg-type]  # each reader gives its field's type
