@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from deferred_django.cancellation import acancel, cancel
     from deferred_django.current import current_task
     from deferred_django.exceptions import (
         DeadTasksLockTimeout,
@@ -33,6 +34,8 @@ __all__ = [
     "UnknownTask",
     "WorkerLost",
     "__version__",
+    "acancel",
+    "cancel",
     "current_task",
     "deferred",
     "get_backend",
@@ -47,6 +50,8 @@ _MODULES = {
     "TaskTimeout": "exceptions",
     "UnknownTask": "exceptions",
     "WorkerLost": "exceptions",
+    "acancel": "cancellation",
+    "cancel": "cancellation",
     "current_task": "current",
     "deferred": "task",
     "get_backend": "registry",

@@ -69,6 +69,16 @@ class LocalRunner:
             heapq.heappush(self._entries, entry)
             self._changed.notify()
 
+    def cancel(self, task_id: str) -> bool:
+        """Drop a task that has not begun; ``False`` if there is none of this id."""
+        with self._changed:
+            kept = [entry for entry in self._entries if entry[3].id != task_id]
+            found = len(kept) < len(self._entries)
+            if found:
+                heapq.heapify(kept)
+                self._entries = kept
+            return found
+
     def close(self) -> None:
         """Drop what has not begun; the threads end with what they run."""
         with self._changed:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django.db import DEFAULT_DB_ALIAS, connections
 
@@ -35,16 +35,28 @@ class EnqueueOnCommit:
     publish_at: float | None
     queue: str
     priority: int
+    cancelled: bool = False
+    """Nothing is to be done. The hook stays: who counts the hooks of a transaction goes by their
+    positions."""
 
-    def write(self) -> str:
-        """Enqueue now and return the id. Raises what the queue raises."""
-        return self.target.enqueue(
+    def write(self) -> None:
+        """Enqueue now. Raises what the queue raises."""
+        if self.cancelled:
+            return
+        self.target.enqueue(
             self.context,
             task_id=self.task_id,
             publish_at=self.publish_at,
             queue=self.queue,
             priority=self.priority,
         )
+
+    def cancel(self, task_id: str) -> bool:
+        """Do not enqueue the task; ``False`` if it is another's, or was cancelled before."""
+        if self.cancelled or self.task_id != task_id:
+            return False
+        self.cancelled = True
+        return True
 
     def __call__(self) -> None:
         """Enqueue after the commit.
@@ -128,3 +140,13 @@ def enqueue_or_hold(
     hook = EnqueueOnCommit(target, context, task_id, publish_at, options.queue, options.priority)
     transaction.on_commit(hook, robust=True)
     return task_id
+
+
+def cancel_held(task_id: str) -> bool:
+    """Drop what this thread's open transactions hold under this id; whether there was such."""
+    for connection in _in_atomic_block():
+        hooks: list[Any] = connection.run_on_commit  # triples; the stubs say pairs
+        for _, hook, _ in hooks:
+            if isinstance(hook, EnqueueOnCommit) and hook.cancel(task_id):
+                return True
+    return False

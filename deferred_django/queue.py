@@ -44,6 +44,9 @@ class LocalRunner(Protocol):
     ) -> None:
         """Run the task once it is due."""
 
+    def cancel(self, task_id: str) -> bool:
+        """Drop a task that has not begun; ``False`` if there is none of this id."""
+
     def close(self) -> None:
         """Drop what has not begun."""
 
@@ -90,6 +93,12 @@ class Queue:
         return self.backend.add_task(
             data, publish_at=publish_at, task_id=task_id, queue=queue, priority=priority
         )
+
+    def cancel(self, task_id: str) -> bool:
+        """Remove a task that nobody runs: see ``Backend.remove_task``."""
+        if self._local_runner is not None:
+            return self._local_runner.cancel(task_id)
+        return self.backend.remove_task(task_id)
 
     # -- workers -----------------------------------------------------------------------------
 

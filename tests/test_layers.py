@@ -23,7 +23,7 @@ LAYERS = (
     ("context",),
     ("queue",),
     ("registry",),
-    ("on_commit", "options", "signatures", "task"),
+    ("cancellation", "on_commit", "options", "signatures", "task"),
     ("attempt", "connections", "event_loop", "execution", "hold"),
     ("housekeeping", "local", "pool", "quarantine"),
     ("worker", "worker_process"),
