@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import time
 from collections.abc import Callable
 
 from deferred_django import logs
@@ -79,6 +80,7 @@ def execute(
     current = CurrentTask(
         claim.id, context.task, attempt, RetryDecision(task.retry_policy, attempt)
     )
+    hold.begun = (current, time.time())
     failure = run_attempt(task, context, current, loop=loop, check_connections=check_connections)
     hold.settling = True
     if failure is None:

@@ -7,6 +7,7 @@ import time
 from types import TracebackType
 
 from deferred_django.backends.base import ClaimedTask
+from deferred_django.current import CurrentTask
 from deferred_django.queue import Guard
 
 _STOPPING_PAUSE = 0.1
@@ -23,13 +24,24 @@ class Hold:
     on the claim is made inside this hold, so that none follows after :meth:`abandon`.
     """
 
-    __slots__ = ("_lock", "_stopping", "abandoned", "claim", "ending", "settling", "taken")
+    __slots__ = (
+        "_lock",
+        "_stopping",
+        "abandoned",
+        "begun",
+        "claim",
+        "ending",
+        "settling",
+        "taken",
+    )
 
     def __init__(self, stopping: threading.Event | None = None) -> None:
         """With ``stopping``, an outcome that cannot be written is tried again and again (a set
         event ends the pause); without, the error is raised."""
         self.claim: ClaimedTask | None = None
         """What the thread works on; ``None`` once its outcome is written."""
+        self.begun: tuple[CurrentTask, float] | None = None
+        """The last attempt that began, and when (unix seconds): of ``claim``, if the ids agree."""
         self.abandoned = False
         self.settling = False
         """The task has ended and its outcome is being written."""

@@ -15,10 +15,18 @@ PERIOD_SECONDS = 1.0
 class Housekeeper:
     """Tells the store that the worker lives, tidies it, and closes idle connections."""
 
-    def __init__(self, backend: Backend, *, is_idle: Callable[[], bool]) -> None:
-        """``is_idle`` says whether the process runs no task."""
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        is_idle: Callable[[], bool],
+        heartbeat: Callable[[], None],
+    ) -> None:
+        """``is_idle`` says whether the process runs no task; ``heartbeat`` tells the store that
+        the worker is at work, if it is."""
         self._backend = backend
         self._is_idle = is_idle
+        self._heartbeat = heartbeat
         self._idle_since: float | None = None
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._work, name="deferred-house", daemon=True)
@@ -36,7 +44,7 @@ class Housekeeper:
     def _work(self) -> None:
         while not self._end.wait(PERIOD_SECONDS):
             for doing, action in (
-                ("The worker's sign of life", self._backend.worker_heartbeat),
+                ("The worker's sign of life", self._heartbeat),
                 ("Tidying the store", self._backend.maintain),
                 ("Closing idle database connections", self._close_idle),
             ):

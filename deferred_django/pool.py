@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from deferred_django import connections
-from deferred_django.backends.base import ClaimedTask
+from deferred_django.backends.base import ClaimedTask, RunningTask
 from deferred_django.hold import Abandoned, Hold
 
 logger = logging.getLogger("deferred_django")
@@ -115,6 +115,19 @@ class Pool:
     def started(self) -> int:
         """How many claims were given to a thread."""
         return self._added - self._taken_back - len(self._buffer)
+
+    def running(self, before: float) -> list[RunningTask]:
+        """The tasks that run and began before that time (unix seconds), the longest first."""
+        found = []
+        for slot in self._slots:
+            # Read in this order: the claim is set before its attempt begins.
+            begun, claim = slot.hold.begun, slot.hold.claim
+            if begun is None or claim is None or begun[1] >= before:
+                continue
+            current, since = begun
+            if current.id == claim.id:
+                found.append(RunningTask(current.id, current.name, round(since, 3)))
+        return sorted(found, key=lambda task: task.since)
 
     def add(self, claims: Iterable[ClaimedTask]) -> None:
         """Have the claims worked on, in this order: by one thread at least, see :meth:`spread`."""

@@ -19,17 +19,14 @@ from deferred_django.execution import Outcome, execute
 from deferred_django.hold import Abandoned, Hold
 from deferred_django.housekeeping import Housekeeper, close_for_async
 from deferred_django.pool import Bell, Pool
+from deferred_django.prefetch import Prefetch
+from deferred_django.pulse import Pulse
 from deferred_django.quarantine import Quarantine
 from deferred_django.queue import Queue
 from deferred_django.task import resolve_task
 
 UNSTARTED_SECONDS = 0.2
 """A claim that no thread has begun with is let go after this time."""
-PREFETCH_SECONDS = 0.1
-"""Claimed in advance is what the threads finish in this time."""
-MAX_PREFETCH = 50
-LET_GO_SECONDS = 0.3
-"""How long nothing is claimed in advance after claims were let go: others look every 0.25 s."""
 WAIT_SECONDS = 1.0
 """The longest wait for something to do before looking again."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
@@ -81,12 +78,10 @@ class Worker:
             threads, self._work_on, stopping=self._stopping, on_finish=self._on_finish
         )
         self._quarantine = Quarantine(queue, self._pool, queues)
-        self._prefetch = 0
-        self._prefetch_from = 0.0
-        self._sampled_at = 0.0
-        self._sampled = 0
+        self._prefetch = Prefetch(self._pool)
         self._pause = 0.0
         self._resume_at = 0.0
+        self.pulse = Pulse(self._backend, self._pool)
         self.left_running = 0
         """After :meth:`run`: how many tasks were cut off and still run on daemon threads."""
 
@@ -107,7 +102,11 @@ class Worker:
         """
         started, threads, queues = self._backend.worker_started, self._threads, self._queues
         self._guarded("Listing this worker", lambda: started(threads=threads, queues=queues))
-        housekeeper = Housekeeper(self._backend, is_idle=lambda: self._pool.outstanding == 0)
+        housekeeper = Housekeeper(
+            self._backend,
+            is_idle=lambda: self._pool.outstanding == 0,
+            heartbeat=self.pulse.tell,
+        )
         ended = Ended.STOPPED
         try:
             self._pool.start()
@@ -134,12 +133,13 @@ class Worker:
 
     def _step(self) -> Ended | None:
         now = time.monotonic()
+        self.pulse.beat(now)
         pool = self._pool
         pool.spread(now)
         oldest = pool.oldest()
         if oldest is not None and now - oldest >= UNSTARTED_SECONDS:
             self._release(pool.take_back(now - UNSTARTED_SECONDS))
-            self._prefetch, self._prefetch_from = 0, now + LET_GO_SECONDS
+            self._prefetch.stop_for_a_while(now)
         if now < self._resume_at:
             self._await_finish(self._resume_at - now)
             return None
@@ -147,9 +147,9 @@ class Worker:
         if wait is not None:
             self._await_finish(wait)
             return None
-        self._measure(now)
+        self._prefetch.measure(now)
         busy = pool.outstanding
-        limit = self._threads + self._prefetch - busy
+        limit = self._threads + self._prefetch.number - busy
         if self._max_tasks is not None:
             limit = min(limit, self._max_tasks - pool.started - pool.waiting)
             if limit <= 0 and busy == 0:
@@ -177,17 +177,6 @@ class Worker:
         elif not more:
             self._await_store(self._until_oldest(now))
         return None
-
-    def _measure(self, now: float) -> None:
-        elapsed = now - self._sampled_at
-        if elapsed >= PREFETCH_SECONDS:
-            finished = self._pool.finished
-            rate = (finished - self._sampled) / elapsed
-            if now >= self._prefetch_from:
-                self._prefetch = min(int(rate * PREFETCH_SECONDS), MAX_PREFETCH)
-            # Where the threads take the interpreter from each other, so would this one.
-            self._pool.low_mark = 0 if self._pool.crowded else self._prefetch // 2
-            self._sampled, self._sampled_at = finished, now
 
     def _until_oldest(self, now: float) -> float:
         oldest = self._pool.oldest()
@@ -270,7 +259,9 @@ class Worker:
             self._put_back(claim, hold=False)
         self._guarded("Letting go of tasks", self._quarantine.release_held)
         while self._pool.outstanding and not self._stop_now:
-            left = end - time.monotonic()
+            now = time.monotonic()
+            self.pulse.beat(now)
+            left = end - now
             if left <= 0:
                 break
             self._wants_finish = True

@@ -25,7 +25,7 @@ LAYERS = (
     ("registry",),
     ("cancellation", "on_commit", "options", "signatures", "task"),
     ("attempt", "connections", "event_loop", "execution", "hold"),
-    ("housekeeping", "local", "pool", "quarantine"),
+    ("housekeeping", "local", "pool", "prefetch", "pulse", "quarantine"),
     ("worker", "worker_process"),
     ("supervisor",),
     ("apps", "checks", "console.*", "management.*", "testing.*"),

@@ -30,6 +30,7 @@ from deferred_django.backends.values import (
     Finding,
     PendingTask,
     Progress,
+    RunningTask,
     Status,
     WorkerInfo,
 )
@@ -47,6 +48,7 @@ __all__ = [
     "Finding",
     "PendingTask",
     "Progress",
+    "RunningTask",
     "Status",
     "WorkerInfo",
 ]
@@ -168,8 +170,12 @@ class Backend(abc.ABC):
     def worker_started(self, *, threads: int = 0, queues: Sequence[str] | None = None) -> None:  # noqa: B027
         """This process works on the store from now on."""
 
-    def worker_heartbeat(self) -> None:  # noqa: B027 - optional
-        """This worker process is alive (called about once a second)."""
+    def worker_heartbeat(self, running: Sequence[RunningTask] = ()) -> None:  # noqa: B027
+        """This worker process goes on claiming tasks (called about once a second while it does).
+
+        ``running``: what it has been running for a while, the longest first. Both are for
+        :attr:`Status.workers`; nothing depends on them, and nothing of it need be durable.
+        """
 
     def worker_stopped(self) -> None:  # noqa: B027 - optional
         """This process works on the store no more."""

@@ -63,6 +63,17 @@ class ClaimedTask:
     """The backend's own."""
 
 
+@dataclass(frozen=True, slots=True)
+class RunningTask:
+    """A task that a worker has been running for a while."""
+
+    id: str
+    name: str
+    """The task's dotted name."""
+    since: float
+    """When this attempt began."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerInfo:
     """One worker process that is alive."""
@@ -75,6 +86,10 @@ class WorkerInfo:
     queues: tuple[str, ...] | None = None
     stopped: bool = False
     """The process is stopped (SIGSTOP): what it holds waits until it goes on or is gone."""
+    heartbeat_at: float | None = None
+    """Its last sign of life; ``None`` where the backend does not tell."""
+    running: Sequence[RunningTask] = ()
+    """What it runs for longer than a second, the longest first; at most a hundred."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from deferred_django.backends.base import Backend, ClaimedTask, DeadTaskFilter
+from deferred_django.backends.base import Backend, ClaimedTask, DeadTaskFilter, RunningTask
 
 ODD_BYTES = bytes(range(256)) + b"\n\\n\\\r\n:\xe2\x80\xa8\n"
 PAST = 1_000_000_000.0
@@ -360,6 +360,21 @@ class StoreContract(BackendContract):
         [worker] = other.status().workers
         assert (worker.threads, worker.queues) == (3, ("mail",))
         backend.worker_stopped()
+        assert list(other.status().workers) == []
+
+    def test_a_workers_heartbeat_tells_what_it_runs(self, backend: Backend, other: Backend) -> None:
+        running = [RunningTask("1-2-a-3", "shop.tasks.charge", 1_000_000_000.5)]
+        backend.worker_started()
+        backend.worker_heartbeat(running)
+        [worker] = other.status().workers
+        assert list(worker.running) == running
+        if worker.heartbeat_at is not None:
+            assert worker.heartbeat_at == pytest.approx(time.time(), abs=60)
+        backend.worker_heartbeat()
+        [worker] = other.status().workers
+        assert list(worker.running) == []
+        backend.worker_stopped()
+        backend.worker_heartbeat(running)
         assert list(other.status().workers) == []
 
     # -- dead tasks ----------------------------------------------------------------------------

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
 from django.test import override_settings
 
-from deferred_django.backends.base import Finding, Status, WorkerInfo
+from deferred_django.backends.base import Finding, RunningTask, Status, WorkerInfo
+from deferred_django.console.status import SHOWN_TASKS
+from deferred_django.console.text import width
 from tests.commands.conftest import CommandLine
 from tests.commands.fakes import FakeBackend
 
@@ -29,7 +32,13 @@ def busy(backend: FakeBackend) -> FakeBackend:
         dead=5,
         oldest_age=200.5,
         workers=[
-            WorkerInfo(token="a", pid=42, **common),
+            WorkerInfo(
+                token="a",
+                pid=42,
+                heartbeat_at=time.time(),
+                running=[RunningTask("1-2-a-3", "shop.tasks.send_receipt", 1e9)],
+                **common,
+            ),
             WorkerInfo(token="b", pid=43, queues=("mail", "slow"), stopped=True, **common),
         ],
         problems=["/s/seg: Permission denied\x1b"],
@@ -57,6 +66,8 @@ def test_status_as_json(busy: FakeBackend, command_line: CommandLine) -> None:
         "threads": 4,
         "queues": None,
         "stopped": False,
+        "heartbeat": busy.now.workers[0].heartbeat_at,
+        "running": [{"id": "1-2-a-3", "task": "shop.tasks.send_receipt", "since": 1e9}],
     }
     assert (second["queues"], second["stopped"]) == (["mail", "slow"], True)
 
@@ -72,7 +83,56 @@ def test_status_as_a_table(busy: FakeBackend, command_line: CommandLine) -> None
     ]
     assert lines[7].split() == ["42", "2", "h", "ago", "4", "running", "web-1", "all"]
     assert lines[8].split() == ["43", "2", "h", "ago", "4", "stopped", "web-1", "mail,slow"]
+    assert lines[10].split() == ["FOR", "TASK", "ID", "PID"]
+    assert lines[11].split()[-3:] == ["shop.tasks.send_receipt", "1-2-a-3", "42"]
     assert lines[-1] == "  /s/seg: Permission denied\\x1b"
+
+
+def test_a_worker_without_a_sign_of_life(busy: FakeBackend, command_line: CommandLine) -> None:
+    silent = WorkerInfo(
+        token="a", pid=42, host="h", started_at=time.time(), heartbeat_at=time.time() - 61
+    )
+    busy.now = replace(busy.now, workers=[silent])
+    assert command_line("deferred_status").out.splitlines()[7].split()[-3:] == ["stuck", "h", "all"]
+
+
+@pytest.mark.parametrize("columns", [200, 80, 60, 40])
+def test_many_workers_and_long_names_fit(
+    backend: FakeBackend,
+    command_line: CommandLine,
+    monkeypatch: pytest.MonkeyPatch,
+    columns: int,
+) -> None:
+    now = time.time()
+    workers = [
+        WorkerInfo(
+            token=str(n),
+            pid=4_194_000 + n,
+            host="web-1.eu-central.shop.example.com",
+            started_at=now - 90_000,
+            threads=4,
+            queues=("mail", "newsletter-digest", "reports"),
+            heartbeat_at=now,
+            running=[
+                RunningTask(
+                    f"1796000000-4194000-abcdefghijklm-{n}{task}",
+                    "shop.newsletter.tasks.deliver_the_monthly_letter_漢字_to_all_subscribers",
+                    now - 4000 - n,
+                )
+                for task in range(3)
+            ],
+        )
+        for n in range(9)
+    ]
+    backend.now = Status(pending=0, delayed=0, running=27, dead=0, oldest_age=None, workers=workers)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = command_line("deferred_status").out.splitlines()
+    assert max(map(width, lines)) <= max(columns, 44)
+    shown = [line for line in lines if "-abcdefghijklm-" in line]
+    assert len(shown) == SHOWN_TASKS
+    assert lines[-1] == "and 7 more: --format json has them all"
+    assert "-abcdefghijklm-80" in shown[0]
+    assert all("subscribers" in line for line in lines if "4194" in line and "h " in line[:5])
 
 
 def test_status_of_an_empty_store(backend: FakeBackend, command_line: CommandLine) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from deferred_django.backends.base import RunningTask
 from deferred_django.backends.disk import files, tidy
 from deferred_django.context import TaskContext
 from tests.faults.world import FUTURE, NEVER, PAST, World, context
@@ -402,6 +403,17 @@ def worker_is_there(world: World) -> None:
     world.enqueue("a")
 
 
+def worker_heartbeat(world: World) -> None:
+    """It says what it runs, and then that this is over."""
+    world.subject.worker_heartbeat([RunningTask("1-1-a-1", "app.tasks.long", PAST)])
+    world.subject.worker_heartbeat()
+
+
+def runs_nothing(world: World) -> bool:
+    """One worker, and nothing that it was said to run."""
+    return [list(worker.running) for worker in world.subject.status().workers] == [[]]
+
+
 def worker_stopped(world: World) -> None:
     world.subject.worker_stopped()
 
@@ -526,6 +538,13 @@ OPERATIONS = {
             for each, frequency in (("fsync each", 0.0), ("fsync later", NEVER))
         ),
         Operation("worker starts", worker_started, changes=False, settled=one_worker),
+        Operation(
+            "worker's sign of life",
+            worker_heartbeat,
+            worker_is_there,
+            changes=False,
+            settled=runs_nothing,
+        ),
         Operation(
             "worker stops", worker_stopped, worker_is_there, changes=False, settled=no_worker
         ),

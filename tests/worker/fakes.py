@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from deferred_django.backends.base import (
     DeadTaskRecord,
     PendingTask,
     Progress,
+    RunningTask,
     Status,
 )
 from deferred_django.context import TaskContext
@@ -58,6 +59,8 @@ class MemoryBackend(Backend):
         self.dead: dict[str, DeadTaskRecord] = {}
         self.calls = Calls()
         self.failing: dict[str, BaseException] = {}
+        self.running: list[RunningTask] = []
+        """What the last heartbeat said."""
         self._lock = threading.RLock()
         self._woken = threading.Event()
 
@@ -185,7 +188,8 @@ class MemoryBackend(Backend):
     def worker_started(self, *, threads: int = 0, queues: Any = None) -> None:
         self._called("worker_started")
 
-    def worker_heartbeat(self) -> None:
+    def worker_heartbeat(self, running: Sequence[RunningTask] = ()) -> None:
+        self.running = list(running)
         self._called("worker_heartbeat")
 
     def worker_stopped(self) -> None:

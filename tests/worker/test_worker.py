@@ -75,8 +75,8 @@ def test_claims_that_no_thread_begins_with_are_let_go(queue: Queue, backend: Mem
         add(backend, tasks.note, number)
     slow = Running(queue)
     # As after a burst of short tasks: many are claimed in advance.
-    slow.worker._sampled_at = time.monotonic()
-    slow.worker._prefetch, slow.worker._pool.low_mark = 48, 24
+    slow.worker._prefetch._sampled_at = time.monotonic()
+    slow.worker._prefetch.number, slow.worker._pool.low_mark = 48, 24
     with slow:
         wait_until(lambda: begun("a") and begun("b"))
         start = time.monotonic()
@@ -97,11 +97,11 @@ def test_what_was_let_go_is_not_claimed_in_advance_again_at_once(
         add(backend, tasks.wait_for, name)
     waiting = [add(backend, tasks.note, number) for number in range(3)]
     slow = Running(queue)
-    slow.worker._sampled_at = time.monotonic()
-    slow.worker._prefetch = 3
+    slow.worker._prefetch._sampled_at = time.monotonic()
+    slow.worker._prefetch.number = 3
     with slow:
         wait_until(lambda: len(backend.calls.of("release_task")) == 3)
-        slow.worker._sampled -= 1000  # as if much had been finished in the next moment
+        slow.worker._prefetch._sampled -= 1000  # as if much had been finished in the next moment
         time.sleep(0.15)
         slow.worker._bell.ring()
         time.sleep(0.05)

@@ -16,6 +16,7 @@ from deferred_django.backends.base import (
     Finding,
     PendingTask,
     Progress,
+    RunningTask,
     Status,
 )
 from deferred_django.backends.disk import dead_task_json, verify
@@ -159,6 +160,9 @@ class DiskBackend(Backend):
 
     def worker_started(self, *, threads: int = 0, queues: Sequence[str] | None = None) -> None:
         self._workers.start(threads=threads, queues=queues)
+
+    def worker_heartbeat(self, running: Sequence[RunningTask] = ()) -> None:
+        self._workers.heartbeat(running)
 
     def worker_stopped(self) -> None:
         self._workers.stop()

@@ -31,6 +31,8 @@ CALLS: Final = (
     "close",
     "read_at",
     "write",
+    "write_at",
+    "touch",
     "fsync",
     "fsync_directory",
     "rename",
@@ -203,6 +205,18 @@ def write(fd: int, data: bytes) -> int:
     except OSError as error:
         error.filename = _path_of(fd)
         raise
+
+
+def write_at(fd: int, data: bytes, offset: int) -> int:
+    """One ``pwrite()`` to a file not opened for appending; returns how many bytes were taken."""
+    with _named(fd):
+        return os.pwrite(fd, data, offset)
+
+
+def touch(fd: int) -> None:
+    """Let the file's time of modification be now."""
+    with _named(fd):
+        os.utime(fd)
 
 
 def end_of_write(fd: int) -> int:
