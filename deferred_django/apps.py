@@ -8,7 +8,7 @@ from django.apps import AppConfig
 
 
 class DeferredConfig(AppConfig):
-    """Registers the checks and builds the backend's facade; touches no file."""
+    """Registers checks and the log's receivers, builds the backend's facade; touches no file."""
 
     name = "deferred_django"
     verbose_name = "Deferred tasks"
@@ -16,9 +16,10 @@ class DeferredConfig(AppConfig):
 
     def ready(self) -> None:
         """Never raises for a wrong setting: commands that mend it must still start."""
-        from deferred_django import checks, local, registry
+        from deferred_django import checks, event_log, local, registry
 
         checks.register()
+        event_log.connect()
         registry.set_local_runner(local.LocalRunner)
         # Whatever is wrong is said by the checks, and by get_backend() to whoever needs it.
         with contextlib.suppress(Exception):

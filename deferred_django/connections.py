@@ -103,6 +103,12 @@ def after_task() -> None:
             _quietly(_close_broken, connection)
 
 
+def before_receivers() -> None:
+    """:func:`before_task` for receivers of signals, in a thread that :func:`watch_thread` named."""
+    if _opened.here and threading.get_ident() in _checked_threads:
+        before_task()
+
+
 def close_here() -> None:
     """Close this thread's connections; they open again when they are needed."""
     if not _opened.here:
@@ -198,6 +204,7 @@ __all__ = [
     "after_async_task",
     "after_task",
     "before_async_task",
+    "before_receivers",
     "before_task",
     "close_before_fork",
     "close_for_async",

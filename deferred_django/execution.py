@@ -6,8 +6,9 @@ import enum
 import functools
 import time
 from collections.abc import Callable
+from typing import Any, TypeVar
 
-from deferred_django import logs
+from deferred_django import connections, logs
 from deferred_django.attempt import Failure, run_attempt
 from deferred_django.backends.base import ClaimedTask
 from deferred_django.context import TaskContext
@@ -16,7 +17,17 @@ from deferred_django.event_loop import EventLoop
 from deferred_django.hold import Abandoned, Hold
 from deferred_django.queue import MAX_CRASHES, UNREADABLE_TASK, Queue
 from deferred_django.retry import RetryDecision
+from deferred_django.signals import (
+    EventSignal,
+    sender_of,
+    task_died,
+    task_retried,
+    task_started,
+    task_succeeded,
+)
 from deferred_django.task import DeferredTask, resolve_task
+
+T = TypeVar("T")
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 """Seconds between the tries to write an outcome, doubling."""
@@ -81,7 +92,12 @@ def execute(
         claim.id, context.task, attempt, RetryDecision(task.retry_policy, attempt)
     )
     hold.begun = (current, time.time())
+    if task_started.is_heard:
+        latency = max(time.time() - claim.publish_at, 0.0)
+        _tell(task_started, task, claim, context.task, attempt=attempt, latency=latency)
+    began = time.monotonic()
     failure = run_attempt(task, context, current, loop=loop, check_connections=check_connections)
+    duration = time.monotonic() - began
     hold.settling = True
     if failure is None:
         try:  # the hot path: the store works
@@ -89,8 +105,17 @@ def execute(
                 queue.complete(claim)
         except OSError as error:
             _settle(hold, functools.partial(_complete, queue, claim, hold), error)
+        if task_succeeded.is_heard:
+            _tell(task_succeeded, task, claim, context.task, attempt=attempt, duration=duration)
         return Outcome.SUCCEEDED
-    return _end_failed(queue, claim, context, failure, hold)
+    return _end_failed(queue, claim, context, task, failure, duration, hold)
+
+
+def _tell(
+    signal: EventSignal, sender: object, claim: ClaimedTask, task: str, **arguments: Any
+) -> None:
+    connections.before_receivers()
+    signal.notify(sender, task_id=claim.id, task=task, queue=claim.queue, **arguments)
 
 
 def _complete(queue: Queue, claim: ClaimedTask, hold: Hold) -> None:
@@ -98,17 +123,16 @@ def _complete(queue: Queue, claim: ClaimedTask, hold: Hold) -> None:
         queue.complete(claim)
 
 
-def _settle(hold: Hold, write: Callable[[], object], failed: Exception | None = None) -> None:
+def _settle(hold: Hold, write: Callable[[], T], failed: Exception | None = None) -> T:
     """Write an outcome; if that fails, keep it and try again. The task is not run again.
 
-    ``failed`` is what the first try has already failed with.
+    ``failed`` is what the first try has already failed with. Returns what ``write`` returns.
     """
     pause = FIRST_PAUSE
     while True:
         if failed is None:
             try:
-                write()
-                return
+                return write()
             except Abandoned:
                 raise
             except Exception as error:  # of the store; any other must not lose the outcome either
@@ -120,39 +144,76 @@ def _settle(hold: Hold, write: Callable[[], object], failed: Exception | None = 
 
 
 def _end_failed(
-    queue: Queue, claim: ClaimedTask, context: TaskContext, failure: Failure, hold: Hold
+    queue: Queue,
+    claim: ClaimedTask,
+    context: TaskContext,
+    task: DeferredTask[..., object],
+    failure: Failure,
+    duration: float,
+    hold: Hold,
 ) -> Outcome:
     error, wait = failure
     _settle(hold, lambda: queue.fail(claim, context, error, wait, guard=hold.ending))
     attempt = context.attempts + 1
     if wait is None:
-        kept = queue.backend.keeps_tasks
-        logs.task_died(context.task, claim.id, attempt, error, kept=kept)
+        _tell_died(queue, claim, context.task, attempt, error, duration, task)
         return Outcome.DIED
-    logs.task_retried(context.task, claim.id, attempt, error, wait)
+    if task_retried.is_heard:
+        _tell(
+            task_retried,
+            task,
+            claim,
+            context.task,
+            attempt=attempt,
+            exception=error,
+            wait=wait,
+            duration=duration,
+        )
     return Outcome.RETRIED
 
 
 def _end_lost(queue: Queue, claim: ClaimedTask, context: TaskContext | None, hold: Hold) -> Outcome:
-    _settle(hold, lambda: queue.lost(claim, context, guard=hold.ending))
+    reason, attempts = _settle(hold, lambda: queue.lost(claim, context, guard=hold.ending))
     name = UNREADABLE_TASK if context is None else context.task
-    logs.task_lost(name, claim.id, claim.crashes)
+    _tell_died(queue, claim, name, attempts, reason)
     return Outcome.DIED
 
 
 def _end_unreadable(queue: Queue, claim: ClaimedTask, error: Exception, hold: Hold) -> Outcome:
     _settle(hold, lambda: queue.unreadable(claim, error, guard=hold.ending))
-    logs.task_unreadable(claim.id, error)
+    _tell_died(queue, claim, UNREADABLE_TASK, 0, error)
     return Outcome.DIED
 
 
 def _end_unknown(
     queue: Queue, claim: ClaimedTask, context: TaskContext, error: Exception, hold: Hold
 ) -> Outcome:
-    died: list[bool] = []
-    _settle(
-        hold,
-        lambda: died.append(queue.unknown_task(claim, context, error, guard=hold.ending)),
-    )
+    reason = _settle(hold, lambda: queue.unknown_task(claim, context, error, guard=hold.ending))
+    if reason is not None:
+        _tell_died(queue, claim, context.task, context.attempts, reason)
+        return Outcome.DIED
     logs.task_unknown(context.task, error)
-    return Outcome.DIED if died[-1] else Outcome.PUT_BACK
+    return Outcome.PUT_BACK
+
+
+def _tell_died(
+    queue: Queue,
+    claim: ClaimedTask,
+    name: str,
+    attempts: int,
+    error: BaseException,
+    duration: float | None = None,
+    task: DeferredTask[..., object] | None = None,
+) -> None:
+    """``duration`` and ``task`` are there if it died of an attempt that was made just now."""
+    if task_died.is_heard:
+        _tell(
+            task_died,
+            sender_of(name) if task is None else task,
+            claim,
+            name,
+            attempt=attempts,
+            exception=error,
+            duration=duration,
+            kept=queue.backend.keeps_tasks,
+        )

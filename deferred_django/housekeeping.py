@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from deferred_django import connections, event_loop, logs
 from deferred_django.backends.base import Backend
+from deferred_django.signals import EventSignal, worker_name
 
 PERIOD_SECONDS = 1.0
 
@@ -70,3 +72,11 @@ def close_for_async() -> None:
     loop = event_loop.process_loop()
     if loop.started and connections.opened_for_async():
         loop.run(connections.close_for_async)
+
+
+def tell(sender: type, signal: EventSignal, *, pid: int | None = None, **arguments: Any) -> None:
+    """Send a signal about the worker process ``pid`` (this one), in a thread that runs no task."""
+    opened = connections.opened_here()
+    signal.notify(sender, worker=worker_name(pid), **arguments)
+    if not opened:  # nobody else would close what receivers opened here
+        connections.close_here()

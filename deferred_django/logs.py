@@ -1,7 +1,7 @@
-"""What the package logs about the work: one function for each event, and bounded rates.
+"""What the package logs about conditions of the work, at bounded rates.
 
-Arguments of tasks never appear in a log line. A task's exception does, with its traceback at the
-first attempt and when the task dies.
+What becomes of tasks and workers is told by signals, and logged in
+:mod:`deferred_django.event_log`. Arguments of tasks never appear in a log line.
 """
 
 from __future__ import annotations
@@ -46,60 +46,17 @@ _errors = Bounded()
 _unknown_names = Bounded(None)
 
 
-def _kind(error: BaseException) -> str:
+def kind(error: BaseException) -> str:
+    """The name of the exception's class."""
     return type(error).__qualname__
 
 
-def _described(error: BaseException) -> str:
+def described(error: BaseException) -> str:
     """The exception in one line: its kind and the beginning of its message."""
     first_line = next(iter(failures.safe_str(error).splitlines()), "")
     if len(first_line) > MESSAGE_CHARS:
         first_line = f"{first_line[:MESSAGE_CHARS]}…"
-    return f"{_kind(error)}: {first_line}" if first_line else _kind(error)
-
-
-def task_retried(task: str, task_id: str, attempt: int, error: BaseException, wait: float) -> None:
-    """An attempt failed and there will be another."""
-    logger.warning(
-        "Task %s (%s) failed in attempt %d with %s; it runs again in %s s.",
-        task,
-        task_id,
-        attempt,
-        _described(error),
-        f"{wait:.0f}" if wait >= 10 else f"{wait:.1f}",
-        # The last attempt may be days away: whoever looks for the cause needs the traceback now.
-        exc_info=error if attempt == 1 else None,
-    )
-
-
-def task_died(
-    task: str, task_id: str, attempts: int, error: BaseException, *, kept: bool = True
-) -> None:
-    """A task gave up: it is a dead task now, where the backend keeps those."""
-    logger.error(
-        "Task %s (%s) failed in attempt %d with %s; %s.",
-        task,
-        task_id,
-        attempts,
-        _kind(error),
-        "it is a dead task now" if kept else "it is dropped, this backend keeps no dead tasks",
-        exc_info=error,
-    )
-
-
-def task_unreadable(task_id: str, error: BaseException) -> None:
-    """A task's stored bytes are no context."""
-    logger.error("Task %s cannot be read (%s); it is a dead task now.", task_id, error)
-
-
-def task_lost(task: str, task_id: str, crashes: int) -> None:
-    """A task's workers died under it too often."""
-    logger.error(
-        "Task %s (%s) is a dead task now: the worker process died %d times while it ran it.",
-        task,
-        task_id,
-        crashes,
-    )
+    return f"{kind(error)}: {first_line}" if first_line else kind(error)
 
 
 def tasks_module_failed(module: str, error: BaseException) -> None:
@@ -126,7 +83,7 @@ def store_error(doing: str, error: BaseException) -> None:
         logger.error(
             "%s failed: %s. It is tried again until it succeeds.",
             doing,
-            f"{_kind(error)}: {error}",
+            f"{kind(error)}: {error}",
             exc_info=error if unforeseen else None,
         )
 

@@ -20,6 +20,7 @@ from deferred_django.backends.base import Backend, ClaimedTask, DeadTaskRecord, 
 from deferred_django.conf_features import Features
 from deferred_django.context import TaskContext
 from deferred_django.exceptions import UnknownTask, WorkerLost
+from deferred_django.signals import sender_of, task_enqueued
 
 MAX_CRASHES = 3
 """A task is not run again after so many of its runs ended with the death of their worker."""
@@ -82,17 +83,20 @@ class Queue:
     ) -> str:
         """Keep one call, due at ``publish_at`` (unix seconds; now, if ``None``); return its id.
 
-        Errors and durability are those of ``Backend.add_task``.
+        Errors and durability are those of ``Backend.add_task``. Then :data:`task_enqueued` is sent.
         """
         data = context.to_bytes()
         if self._local_runner is not None:
             self._local_runner.enqueue(
                 data, task_id=task_id, publish_at=publish_at, queue=queue, priority=priority
             )
-            return task_id
-        return self.backend.add_task(
-            data, publish_at=publish_at, task_id=task_id, queue=queue, priority=priority
-        )
+        else:
+            self.backend.add_task(
+                data, publish_at=publish_at, task_id=task_id, queue=queue, priority=priority
+            )
+        if task_enqueued.is_heard:
+            announce_enqueued(context.task, task_id, queue, priority, publish_at)
+        return task_id
 
     def cancel(self, task_id: str) -> bool:
         """Remove a task that nobody runs: see ``Backend.remove_task``."""
@@ -157,12 +161,12 @@ class Queue:
         error: BaseException,
         *,
         guard: Guard = _NO_GUARD,
-    ) -> bool:
+    ) -> UnknownTask | None:
         """The task's name leads to no task here: put it back for a worker with newer code.
 
         It uses up no attempt. The delay grows from 10 s to 10 min; 24 hours after it was first
         found unknown it becomes a dead task, which can be retried once the code is there.
-        Returns whether that happened.
+        Returns the reason if that happened.
         """
         now = time.time()
         since = now if context.unknown_since is None else context.unknown_since
@@ -173,18 +177,21 @@ class Queue:
             reason.__cause__ = error
             data = claim.context
             self._bury(claim, data, reason, context.task, context.attempts, context, guard)
-            return True
+            return reason
         delay = min(UNKNOWN_FIRST_DELAY * 2 ** min(context.put_backs, 10), UNKNOWN_LONGEST_DELAY)
         later = replace(context, unknown_since=since, put_backs=context.put_backs + 1)
         data = later.to_bytes()
         with guard:
             self.backend.reschedule_task(claim, data, publish_at=now + delay)
-        return False
+        return None
 
     def lost(
         self, claim: ClaimedTask, context: TaskContext | None, *, guard: Guard = _NO_GUARD
-    ) -> None:
-        """The task's workers died under it too often: a dead task, and it is not run again."""
+    ) -> tuple[WorkerLost, int]:
+        """The task's workers died under it too often: a dead task, and it is not run again.
+
+        Returns the reason and the attempts that were recorded.
+        """
         reason = WorkerLost(
             f"the worker process died {claim.crashes} times while it ran this task; "
             "it is not run again by itself"
@@ -192,6 +199,7 @@ class Queue:
         name = UNREADABLE_TASK if context is None else context.task
         attempts = claim.crashes + (0 if context is None else context.attempts)
         self._bury(claim, claim.context, reason, name, attempts, context, guard)
+        return reason, attempts
 
     def unreadable(
         self, claim: ClaimedTask, error: BaseException, *, guard: Guard = _NO_GUARD
@@ -236,10 +244,22 @@ class Queue:
         Each keeps its id, queue and priority and begins anew, with no attempt used. It is durably
         pending before it leaves the dead tasks, and of two callers one gets it.
         """
-        return self.backend.take_dead_tasks(ids, self._enqueue_again, progress=progress)
+        # Receivers are not called within: the backend holds a lock meanwhile.
+        enqueued: list[tuple[str, str, str, int]] | None = [] if task_enqueued.is_heard else None
+        try:
+            return self.backend.take_dead_tasks(
+                ids,
+                lambda record: self._enqueue_again(record, enqueued),
+                progress=progress,
+            )
+        finally:
+            for told in enqueued or ():
+                announce_enqueued(*told)
 
-    def _enqueue_again(self, record: DeadTaskRecord) -> None:
-        data = record["context"]
+    def _enqueue_again(
+        self, record: DeadTaskRecord, enqueued: list[tuple[str, str, str, int]] | None
+    ) -> None:
+        task_id, queue, data = record["id"], record["queue"], record["context"]
         priority = 0
         try:
             context = TaskContext.from_bytes(data)
@@ -254,4 +274,20 @@ class Queue:
                 enqueued_at=time.time(),
                 user_context=context.user_context,
             ).to_bytes()
-        self.backend.add_task(data, task_id=record["id"], queue=record["queue"], priority=priority)
+        self.backend.add_task(data, task_id=task_id, queue=queue, priority=priority)
+        if enqueued is not None:
+            enqueued.append((record["task_class"], task_id, queue, priority))
+
+
+def announce_enqueued(
+    task: str, task_id: str, queue: str, priority: int, publish_at: float | None = None
+) -> None:
+    """Send :data:`task_enqueued` for a task that is written. See ``task_enqueued.is_heard``."""
+    task_enqueued.notify(
+        sender_of(task),
+        task_id=task_id,
+        task=task,
+        queue=queue,
+        priority=priority,
+        publish_at=publish_at,
+    )

@@ -20,6 +20,9 @@ from types import FrameType
 from typing import Any
 
 from deferred_django import connections
+from deferred_django.housekeeping import tell
+from deferred_django.signals import worker_lost
+from deferred_django.worker import Worker
 from deferred_django.worker_process import (
     EXIT_ENDED,
     EXIT_MAX_TASKS,
@@ -212,16 +215,17 @@ class Supervisor:
         pid = child.pid
         self._forget(child)
         child.pid = None
+        lost = code not in (EXIT_ENDED, EXIT_MAX_TASKS)
         if self._told or (self._drain and code == EXIT_ENDED):
             child.done = True
-        elif code in (EXIT_ENDED, EXIT_MAX_TASKS):
-            child.start_at = 0.0
-        else:
-            how = f"was killed by {_signal_name(-code)}" if code < 0 else f"exited with {code}"
-            logger.error("Worker process %d %s; another one takes its place.", pid, how)
+        elif lost:
             self._pause(child)
-            return
-        child.deaths = 0
+        else:
+            child.start_at = 0.0
+        if lost:
+            tell(Worker, worker_lost, pid=pid, exit_code=code, replaced=not child.done)
+        else:
+            child.deaths = 0
 
     def _pause(self, child: _Child) -> None:
         now = time.monotonic()
@@ -247,10 +251,3 @@ class Supervisor:
         if select.select([self._wake_read], [], [], timeout)[0]:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake_read, 4096)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

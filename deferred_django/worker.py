@@ -17,12 +17,13 @@ from deferred_django import event_loop, logs
 from deferred_django.backends.base import ClaimedTask
 from deferred_django.execution import Outcome, execute
 from deferred_django.hold import Abandoned, Hold
-from deferred_django.housekeeping import Housekeeper, close_for_async
+from deferred_django.housekeeping import Housekeeper, close_for_async, tell
 from deferred_django.pool import Bell, Pool
 from deferred_django.prefetch import Prefetch
 from deferred_django.pulse import Pulse
 from deferred_django.quarantine import Quarantine
 from deferred_django.queue import Queue
+from deferred_django.signals import worker_started, worker_stopped
 from deferred_django.task import resolve_task
 
 UNSTARTED_SECONDS = 0.2
@@ -33,7 +34,6 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 """Seconds without claims after an error of the store, doubling."""
 ABANDON_SECONDS = 0.5
 """How long a stop waits for calls to the store that are under way."""
-
 
 # The code of a worker process does not change; a name that is not found is looked for again.
 _resolve = functools.lru_cache(maxsize=4096)(resolve_task)
@@ -96,12 +96,12 @@ class Worker:
         self._backend.wake()
 
     def run(self) -> Ended:
-        """Work until the end; call it once. Afterwards nothing is claimed any more, except tasks
-        that were cut off by a stop: those are due again, and their claims are kept until this
-        process is gone.
+        """Work until the end; call it once. Nothing is claimed afterwards, except tasks that a
+        stop cut off: those are due again, and their claims are kept until this process is gone.
         """
         started, threads, queues = self._backend.worker_started, self._threads, self._queues
         self._guarded("Listing this worker", lambda: started(threads=threads, queues=queues))
+        tell(Worker, worker_started, threads=threads, queues=queues)
         housekeeper = Housekeeper(
             self._backend,
             is_idle=lambda: self._pool.outstanding == 0,
@@ -127,6 +127,7 @@ class Worker:
             self._shut_down()
             housekeeper.stop()
             self._say_goodbye()
+            tell(Worker, worker_stopped, reason=ended.value, attempts=self._pool.finished)
         return ended
 
     # -- the fetcher -----------------------------------------------------------------------------

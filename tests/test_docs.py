@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import logging
 import re
 import textwrap
 from collections.abc import Iterator
@@ -12,9 +13,10 @@ from functools import cache
 import pytest
 from django.core.management import load_command_class
 from django.core.management.base import BaseCommand
+from django.dispatch import Signal
 
 import deferred_django
-from deferred_django import conf, testing
+from deferred_django import conf, event_log, signals, testing
 from tests.source import modules
 from tests.support import REPOSITORY
 
@@ -112,6 +114,42 @@ def test_every_documented_key_exists() -> None:
             if isinstance(backend, ast.Constant) and "." in str(backend.value):
                 continue  # another's backend may have keys of its own
             assert keys <= set(conf.KEYS), name
+
+
+def rows(page: str, heading: str) -> dict[str, list[str]]:
+    """The table with that first heading: the other cells by the first, without its backticks."""
+    table = re.search(rf"^\| {heading} \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", TEXTS[page], re.MULTILINE)
+    assert table, f"{page} has no table of {heading}"
+    cells = [line.strip("|").split("|") for line in table[1].splitlines()]
+    return {first.strip(" `"): [cell.strip() for cell in others] for first, *others in cells}
+
+
+SIGNALS = (*signals.TASK_SIGNALS, *signals.WORKER_SIGNALS)
+
+
+def test_every_signal_is_documented_with_its_arguments() -> None:
+    page = "docs/signals-and-logging.md"
+    described = {
+        name: re.findall(r"`(\w+)`", cells[0]) for name, cells in rows(page, "signal").items()
+    }
+    assert described == {signal.name: list(signal.arguments) for signal in SIGNALS}
+    explained = {word for names in rows(page, "argument") for word in re.findall(r"\w+", names)}
+    assert explained == {"sender"}.union(*(signal.arguments for signal in SIGNALS))
+
+
+def test_every_signal_is_a_name_of_its_module() -> None:
+    found = {name for name, value in vars(signals).items() if isinstance(value, Signal)}
+    assert found == {signal.name for signal in SIGNALS}
+
+
+def test_the_log_lines_are_documented() -> None:
+    page = "docs/signals-and-logging.md"
+    levels = {name: cells[0] for name, cells in rows(page, "event").items()}
+    assert levels == {
+        signal.name: logging.getLevelName(level) for signal, level in event_log.LEVELS.items()
+    }
+    attributes = [word for names in rows(page, "attribute") for word in re.findall(r"\w+", names)]
+    assert attributes == list(event_log.KEYS)
 
 
 def test_every_public_name_is_documented() -> None:

@@ -19,7 +19,7 @@ LAYERS = (
     ("conf_wording",),
     ("backpressure_setting",),
     ("conf_features",),
-    ("conf", "current", "logs", "models", "migrations.*", "naming", "retry"),
+    ("conf", "current", "logs", "models", "migrations.*", "naming", "retry", "signals"),
     ("context",),
     ("queue",),
     ("registry",),
@@ -28,7 +28,7 @@ LAYERS = (
     ("housekeeping", "local", "pool", "prefetch", "pulse", "quarantine"),
     ("worker", "worker_process"),
     ("supervisor",),
-    ("apps", "checks", "console.*", "management.*", "testing.*"),
+    ("apps", "checks", "console.*", "event_log", "management.*", "testing.*"),
 )
 WITHOUT_DJANGO = ("exceptions", "forks", "ids", "nesting", "backends.*")
 """The store: usable, testable and fuzzable alone."""
