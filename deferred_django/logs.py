@@ -88,6 +88,11 @@ def store_error(doing: str, error: BaseException) -> None:
         )
 
 
+def too_much_memory(size: str) -> None:
+    """A worker process ends because its tasks have left so much memory in use."""
+    logger.info("This worker process has %s in use; another one takes its place.", size)
+
+
 def put_back(task_id: str) -> None:
     """A stopping worker put back a task that had not ended in time."""
     logger.warning("Task %s did not end in time; it is put back and runs again.", task_id)

@@ -7,11 +7,10 @@ next death then has one possible cause.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from deferred_django.backends.base import ClaimedTask
 from deferred_django.pool import Pool
 from deferred_django.queue import MAX_CRASHES, Queue
+from deferred_django.queue_choice import ALL_QUEUES, QueueChoice
 
 HELD_SECONDS = 0.2
 """How long a suspect is held in the hope that what runs ends; then others may have it."""
@@ -31,10 +30,10 @@ def is_suspect(claim: ClaimedTask) -> bool:
 class Quarantine:
     """Decides, for the one thread that feeds a pool, when suspects run."""
 
-    def __init__(self, queue: Queue, pool: Pool, queues: Collection[str] | None = None) -> None:
+    def __init__(self, queue: Queue, pool: Pool, choice: QueueChoice = ALL_QUEUES) -> None:
         self._queue = queue
         self._pool = pool
-        self._queues = queues
+        self._choice = choice
         self.refused = 0
         """How many suspects the last :meth:`sort` could not take."""
         self._alone = False
@@ -98,7 +97,7 @@ class Quarantine:
             self._probe_at = now + PROBE_SECONDS
         elif now >= self._probe_at:
             self._probe_at = now + PROBE_SECONDS
-            still_there = self._queue.claim(1, self._queues, ids=self._known)
+            still_there = self._queue.claim(1, self._choice, ids=self._known)
             self._release(still_there)
             if not still_there:
                 self._quiet_until = None
@@ -115,7 +114,7 @@ class Quarantine:
             claim, self._held = self._held[0], self._held[1:]
             self.release_held()
             return claim
-        claims = self._queue.claim(1, self._queues, ids=self._known)
+        claims = self._queue.claim(1, self._choice, ids=self._known)
         return claims[0] if claims else None
 
     def _run_alone(self, claim: ClaimedTask) -> None:

@@ -20,6 +20,7 @@ from deferred_django.backends.base import Backend, ClaimedTask, DeadTaskRecord, 
 from deferred_django.conf_features import Features
 from deferred_django.context import TaskContext
 from deferred_django.exceptions import UnknownTask, WorkerLost
+from deferred_django.queue_choice import ALL_QUEUES, QueueChoice
 from deferred_django.signals import sender_of, task_enqueued
 
 MAX_CRASHES = 3
@@ -109,12 +110,13 @@ class Queue:
     def claim(
         self,
         limit: int,
-        queues: Collection[str] | None = None,
-        exclude: Collection[str] = (),
+        choice: QueueChoice = ALL_QUEUES,
         ids: Collection[str] | None = None,
     ) -> list[ClaimedTask]:
         """Claim due tasks: see ``Backend.claim_tasks``."""
-        return self.backend.claim_tasks(limit, queues=queues, exclude=exclude, ids=ids)
+        return self.backend.claim_tasks(
+            limit, queues=choice.only, exclude=choice.exclude, prefer=choice.prefer, ids=ids
+        )
 
     def start(self, claim: ClaimedTask) -> None:
         """Record that the claim's task starts. On ``OSError`` it must not be started."""

@@ -25,7 +25,7 @@ from deferred_django.signals import worker_lost
 from deferred_django.worker import Worker
 from deferred_django.worker_process import (
     EXIT_ENDED,
-    EXIT_MAX_TASKS,
+    EXIT_RECYCLED,
     STOP,
     STOP_NOW,
     MakeWorker,
@@ -215,7 +215,7 @@ class Supervisor:
         pid = child.pid
         self._forget(child)
         child.pid = None
-        lost = code not in (EXIT_ENDED, EXIT_MAX_TASKS)
+        lost = code not in (EXIT_ENDED, EXIT_RECYCLED)
         if self._told or (self._drain and code == EXIT_ENDED):
             child.done = True
         elif lost:

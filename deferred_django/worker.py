@@ -7,11 +7,10 @@ let go, so that a slow task never keeps others waiting that another process coul
 
 from __future__ import annotations
 
-import enum
 import functools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from deferred_django import event_loop, logs
 from deferred_django.backends.base import ClaimedTask
@@ -23,6 +22,8 @@ from deferred_django.prefetch import Prefetch
 from deferred_django.pulse import Pulse
 from deferred_django.quarantine import Quarantine
 from deferred_django.queue import Queue
+from deferred_django.queue_choice import ALL_QUEUES, QueueChoice
+from deferred_django.recycling import Ended, Limits, format_size
 from deferred_django.signals import worker_started, worker_stopped
 from deferred_django.task import resolve_task
 
@@ -39,34 +40,26 @@ ABANDON_SECONDS = 0.5
 _resolve = functools.lru_cache(maxsize=4096)(resolve_task)
 
 
-class Ended(enum.Enum):
-    """Why a worker ended."""
-
-    STOPPED = "stopped"
-    DRAINED = "drained"
-    MAX_TASKS = "max tasks"
-
-
 class Worker:
-    """Runs the due tasks of a queue until it is stopped, drained, or has run ``max_tasks``."""
+    """Runs the due tasks of a queue until it is stopped, drained, or has reached a limit."""
 
     def __init__(
         self,
         queue: Queue,
         *,
         threads: int = 4,
-        queues: Sequence[str] | None = None,
+        choice: QueueChoice = ALL_QUEUES,
         drain: bool = False,
         max_tasks: int | None = None,
+        max_memory: int | None = None,
         shutdown_timeout: float = 30.0,
     ) -> None:
-        """``queues`` limits the work to these; ``shutdown_timeout`` is in seconds."""
+        """``max_memory`` is in bytes, ``shutdown_timeout`` in seconds."""
         self._queue = queue
         self._backend = queue.backend
         self._threads = threads
-        self._queues = queues
+        self._choice = choice
         self._drain = drain
-        self._max_tasks = max_tasks
         self._shutdown_timeout = shutdown_timeout
         self._bell = Bell()
         self._stop = False
@@ -77,8 +70,9 @@ class Worker:
         self._pool = Pool(
             threads, self._work_on, stopping=self._stopping, on_finish=self._on_finish
         )
-        self._quarantine = Quarantine(queue, self._pool, queues)
+        self._quarantine = Quarantine(queue, self._pool, choice)
         self._prefetch = Prefetch(self._pool)
+        self._limits = Limits(self._pool, max_tasks=max_tasks, max_memory=max_memory)
         self._pause = 0.0
         self._resume_at = 0.0
         self.pulse = Pulse(self._backend, self._pool)
@@ -93,14 +87,21 @@ class Worker:
         self._stop_now = self._stop_now or now
         self._stop = True
         self._bell.ring()
+        self._backend.worker_stopping()
         self._backend.wake()
 
     def run(self) -> Ended:
         """Work until the end; call it once. Nothing is claimed afterwards, except tasks that a
         stop cut off: those are due again, and their claims are kept until this process is gone.
         """
-        started, threads, queues = self._backend.worker_started, self._threads, self._queues
+        started, threads, queues = (
+            self._backend.worker_started,
+            self._threads,
+            self._choice.listed(),
+        )
         self._guarded("Listing this worker", lambda: started(threads=threads, queues=queues))
+        if self._stop:  # it came before the store knew of this worker
+            self._backend.worker_stopping()
         tell(Worker, worker_started, threads=threads, queues=queues)
         housekeeper = Housekeeper(
             self._backend,
@@ -151,23 +152,27 @@ class Worker:
         self._prefetch.measure(now)
         busy = pool.outstanding
         limit = self._threads + self._prefetch.number - busy
-        if self._max_tasks is not None:
-            limit = min(limit, self._max_tasks - pool.started - pool.waiting)
+        if self._limits.any:
+            limit = self._limits.room(limit)
             if limit <= 0 and busy == 0:
-                return Ended.MAX_TASKS
+                if self._limits.reached is not None:
+                    logs.too_much_memory(format_size(self._limits.memory))
+                return self._limits.reached or Ended.MAX_TASKS
+            if self._limits.reached is not None:
+                self._release(pool.take_back())  # claimed in advance, and not begun
         if limit <= 0 or pool.waiting > pool.low_mark:
             self._await_finish(self._until_oldest(now))
             return None
         asked = limit + self._quarantine.refused
-        claims = self._queue.claim(asked, self._queues)
+        claims = self._queue.claim(asked, self._choice)
         if not claims:
             self._pause = 0.0
             if busy == 0 and self._drain:
                 # From a file that has grown too large nothing is claimed until it is compacted.
                 self._guarded("Tidying the store", self._backend.maintain)
-                claims = self._queue.claim(asked, self._queues)
+                claims = self._queue.claim(asked, self._choice)
                 if not claims:
-                    return Ended.DRAINED
+                    return Ended.STOPPED if self._stop else Ended.DRAINED
         more = len(claims) == asked
         claims = self._quarantine.sort(claims, now) if claims else claims
         pool.add(claims)
@@ -199,8 +204,8 @@ class Worker:
     def _await_store(self, timeout: float) -> None:
         """Wait until there may be something to claim."""
         busy = self._pool.outstanding
-        # A drain, or a process that has run its tasks, ends with the last task.
-        self._wakes_store = busy > 0 and (self._drain or self._max_tasks is not None)
+        # A drain, or a process that has reached a limit, ends with the last task.
+        self._wakes_store = busy > 0 and (self._drain or self._limits.any)
         if not self._stop and (not self._wakes_store or self._pool.outstanding == busy):
             self._backend.wait(timeout)
         self._wakes_store = False
@@ -246,6 +251,9 @@ class Worker:
                 hold.claim = None
             self._back_off()
             raise
+        if self._limits.any and self._limits.task_ended():
+            self._bell.ring()
+            self._backend.wake()
         if outcome is Outcome.NOT_STARTED:
             self._back_off()
         elif self._pause:

@@ -20,13 +20,14 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from deferred_django import registry
-from deferred_django.worker import Ended, Worker
+from deferred_django.recycling import RECYCLED
+from deferred_django.worker import Worker
 
 logger = logging.getLogger("deferred_django")
 
-EXIT_ENDED, EXIT_MAX_TASKS = 90, 91
-"""How a worker process tells its supervisor that it was drained or stopped, or that it has run its
-number of tasks. Not 0: a task can end the process with that."""
+EXIT_ENDED, EXIT_RECYCLED = 90, 91
+"""How a worker process tells its supervisor that it was drained or stopped, or that another one is
+to go on in its place. Not 0: a task can end the process with that."""
 STOP, STOP_NOW = b"s", b"n"
 """What a supervisor writes to the pipe; its end means the same as ``STOP_NOW``."""
 
@@ -49,7 +50,7 @@ def run_child(make_worker: MakeWorker, control: int) -> NoReturn:
         threading.Thread(
             target=_watch, args=(control, worker), name="deferred-control", daemon=True
         ).start()
-        code = EXIT_MAX_TASKS if worker.run() is Ended.MAX_TASKS else EXIT_ENDED
+        code = EXIT_RECYCLED if worker.run() in RECYCLED else EXIT_ENDED
     except BaseException:
         logger.critical("The worker process %d failed.", os.getpid(), exc_info=True)
     finally:
@@ -96,7 +97,7 @@ def run_here(make_worker: MakeWorker) -> Worker:
             current[:] = [worker]
             if signals:  # it came between two workers
                 worker.request_stop(now=signals > 1)
-            if worker.run() is not Ended.MAX_TASKS:
+            if worker.run() not in RECYCLED:
                 return worker
 
 

@@ -103,13 +103,16 @@ class Backend(abc.ABC):
         *,
         queues: Collection[str] | None = None,
         exclude: Collection[str] = (),
+        prefer: Sequence[str] = (),
         ids: Collection[str] | None = None,
     ) -> list[ClaimedTask]:
         """Claim up to ``limit`` due tasks: higher priority first, then the soonest due.
 
         A claim is exclusive among all threads and processes and is freed by this process's
         death at once. ``queues`` limits the choice to these, ``exclude`` leaves queues out,
-        ``ids`` limits it to these tasks.
+        ``ids`` limits it to these tasks. Due tasks of the queues in ``prefer`` come before all
+        others, in the order of the queues there, whatever their priority. None are returned only
+        if there are none, or after :meth:`worker_stopping`.
         """
 
     @abc.abstractmethod
@@ -176,6 +179,10 @@ class Backend(abc.ABC):
         ``running``: what it has been running for a while, the longest first. Both are for
         :attr:`Status.workers`; nothing depends on them, and nothing of it need be durable.
         """
+
+    def worker_stopping(self) -> None:  # noqa: B027 - optional
+        """Until it has stopped, this process claims no more: a claim that is under way may end with
+        none. Safe in signal handlers."""
 
     def worker_stopped(self) -> None:  # noqa: B027 - optional
         """This process works on the store no more."""

@@ -7,7 +7,7 @@ of the same process instead; nothing of it survives that process. No Django is i
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from deferred_django import ids as task_ids
 from deferred_django.backends.base import (
@@ -57,6 +57,7 @@ class NoneBackend(Backend):
         *,
         queues: Collection[str] | None = None,
         exclude: Collection[str] = (),
+        prefer: Sequence[str] = (),
         ids: Collection[str] | None = None,
     ) -> list[ClaimedTask]:
         """There are none."""

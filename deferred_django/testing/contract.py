@@ -237,6 +237,48 @@ class StoreContract(BackendContract):
         assert backend.claim_tasks(5, queues=["c"], exclude=["c"]) == []
         assert [claim.id for claim in backend.claim_tasks(5)] == ["c"]
 
+    def test_preferred_queues_come_first_in_their_order(
+        self, backend: Backend, other: Backend
+    ) -> None:
+        """Whatever the priority of others; within a queue, and among the rest, as ever."""
+        for name, queue, priority in (
+            ("urgent", "c", 9),
+            ("rest", "d", 0),
+            ("second", "b", 3),
+            ("late", "a", 0),
+            ("first", "a", 1),
+            ("left out", "x", 9),
+        ):
+            backend.add_task(b"", task_id=name.replace(" ", "-"), queue=queue, priority=priority)
+        backend.add_task(b"", task_id="delayed", queue="a", publish_at=time.time() + 3600)
+        order = ["first", "late", "second", "urgent", "rest"]
+        claims = backend.claim_tasks(9, exclude=["x"], prefer=["a", "b", "none"])
+        assert [claim.id for claim in claims] == order
+        for claim in claims:
+            backend.release_task(claim)
+        one_by_one = [
+            self.eventually_claim(other, exclude=["x"], prefer=["a", "b"]).id for _ in order
+        ]
+        assert one_by_one == order
+        assert other.claim_tasks(9, queues=["d", "a"], prefer=["a"]) == []
+
+    def test_a_queue_that_others_hold_holds_up_no_other(
+        self, backend: Backend, other: Backend
+    ) -> None:
+        """Also where it is preferred and of a higher priority."""
+        for number in range(20):
+            backend.add_task(b"", queue="held", priority=9, task_id=f"held{number}")
+        assert len(backend.claim_tasks(20)) == 20
+        backend.add_task(b"", task_id="free", queue="free")
+        assert [claim.id for claim in other.claim_tasks(5, prefer=["held"])] == ["free"]
+
+    def test_a_worker_that_stops_and_starts_again_claims_again(self, backend: Backend) -> None:
+        backend.add_task(b"", task_id="a")
+        backend.worker_started(threads=1)
+        backend.worker_stopping()
+        backend.worker_stopped()
+        assert self.eventually_claim(backend).id == "a"
+
     def test_claims_are_limited_to_ids(self, backend: Backend) -> None:
         for task_id in ("a", "b", "c"):
             backend.add_task(b"", task_id=task_id)
@@ -252,11 +294,13 @@ class StoreContract(BackendContract):
         assert claim.id == "soon"
         assert time.time() >= claim.publish_at
 
-    def eventually_claim(self, backend: Backend, timeout: float = 10.0) -> ClaimedTask:
-        """The next claim, waiting as a worker does."""
+    def eventually_claim(
+        self, backend: Backend, timeout: float = 10.0, **choice: Any
+    ) -> ClaimedTask:
+        """The next claim, waiting as a worker does. ``choice`` is of ``claim_tasks``."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
-            claims = backend.claim_tasks(1)
+            claims = backend.claim_tasks(1, **choice)
             if claims:
                 return claims[0]
             backend.wait(0.1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from deferred_django.backends.base import (
@@ -79,6 +79,7 @@ class FakeBackend(Backend):
         *,
         queues: Collection[str] | None = None,
         exclude: Collection[str] = (),
+        prefer: Sequence[str] = (),
         ids: Collection[str] | None = None,
     ) -> list[ClaimedTask]:
         return []

@@ -23,8 +23,9 @@ from deferred_django.backends.base import (
 )
 from deferred_django.context import TaskContext
 from deferred_django.queue import Queue
+from deferred_django.recycling import Ended
 from deferred_django.task import DeferredTask
-from deferred_django.worker import Ended, Worker
+from deferred_django.worker import Worker
 
 
 @dataclass(eq=False)
@@ -103,6 +104,7 @@ class MemoryBackend(Backend):
         *,
         queues: Collection[str] | None = None,
         exclude: Collection[str] = (),
+        prefer: Sequence[str] = (),
         ids: Collection[str] | None = None,
     ) -> list[ClaimedTask]:
         self._called("claim_tasks")
@@ -110,14 +112,20 @@ class MemoryBackend(Backend):
         claims = []
         with self._lock:
             due = sorted(
-                (-task.priority, task.publish_at, task_id)
+                (
+                    prefer.index(task.queue) if task.queue in prefer else len(prefer),
+                    -task.priority,
+                    task.publish_at,
+                    task_id,
+                )
                 for task_id, task in self.tasks.items()
                 if not task.claimed
                 and task.publish_at <= now
                 and (queues is None or task.queue in queues)
+                and task.queue not in exclude
                 and (ids is None or task_id in ids)
             )
-            for _, _, task_id in due[:limit]:
+            for *_, task_id in due[:limit]:
                 task = self.tasks[task_id]
                 task.claimed = True
                 claims.append(
@@ -191,6 +199,9 @@ class MemoryBackend(Backend):
     def worker_heartbeat(self, running: Sequence[RunningTask] = ()) -> None:
         self.running = list(running)
         self._called("worker_heartbeat")
+
+    def worker_stopping(self) -> None:
+        self._called("worker_stopping")
 
     def worker_stopped(self) -> None:
         self._called("worker_stopped")

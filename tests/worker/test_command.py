@@ -95,6 +95,11 @@ def test_in_the_main_thread_a_signal_stops_it(deferred_store: Backend, signum: i
         ("--shutdown-timeout", "nan"),
         ("--queues", "a,,b"),
         ("--queues", "a/b"),
+        ("--queues", "*,mail"),
+        ("--exclude-queues", "a,*"),
+        ("--exclude-queues", ""),
+        ("--max-memory", "0"),
+        ("--max-memory", "12 apples"),
     ],
 )
 def test_wrong_options_are_refused(deferred_store: Backend, option: str, value: str) -> None:
@@ -113,6 +118,10 @@ def test_wrong_options_are_refused(deferred_store: Backend, option: str, value: 
         ("max_tasks", "many"),
         ("shutdown_timeout", None),
         ("queues", ["a b"]),
+        ("queues", []),
+        ("exclude_queues", ["*"]),
+        ("max_memory", 1.5),
+        ("max_memory", True),
     ],
 )
 def test_wrong_values_are_refused(deferred_store: Backend, option: str, value: object) -> None:
@@ -123,6 +132,44 @@ def test_wrong_values_are_refused(deferred_store: Backend, option: str, value: o
 
 def test_queue_names() -> None:
     assert deferred_worker.queue_names("mail, slow,mail") == ["mail", "slow"]
+    assert deferred_worker.queue_names("mail,*") == ["mail", "*"]
+
+
+def test_queues_that_are_wanted_and_excluded_are_refused(deferred_store: Backend) -> None:
+    with pytest.raises(CommandError, match="mail: wanted and excluded") as raised:
+        run("--queues", "mail,slow", "--exclude-queues", "bulk,mail")
+    assert raised.value.returncode == 2
+
+
+def test_queues_in_an_order_and_others_left_out(deferred_store: Backend) -> None:
+    for name in ("default", "bulk", "mail"):
+        tasks.note.using(queue=name).enqueue(name)
+    printed = run("--drain", "--threads", "1", "--queues", "mail,*", "--exclude-queues", "bulk")
+    assert tasks.ran == ["mail", "default"]
+    assert "all queues but bulk, mail first" in printed
+    assert [task.queue for task in deferred_store.pending_tasks()] == ["bulk"]
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("512M", 512 << 20), ("1g", 1 << 30), ("1GiB", 1 << 30), ("4096", 4096), ("8kB", 8192)],
+)
+def test_memory_sizes(text: str, size: int) -> None:
+    assert deferred_worker.memory_size(text) == size
+
+
+def test_a_limit_of_memory_needs_a_process_that_can_be_replaced(deferred_store: Backend) -> None:
+    with pytest.raises(CommandError, match="processes=2") as raised:
+        run("--drain", max_memory="4G")
+    assert raised.value.returncode == 2
+
+
+def test_a_limit_of_memory_that_is_reached_from_the_start_is_refused(
+    deferred_store: Backend,
+) -> None:
+    with pytest.raises(CommandError, match="in use before the first task") as raised:
+        run("--drain", "--processes", "2", max_memory="1M")
+    assert raised.value.returncode == 2
 
 
 def test_a_path_that_is_a_file_is_refused(tmp_path: Path) -> None:

@@ -31,6 +31,13 @@ def slow(name, seconds=60.0):
         time.sleep(0.005)
     note("ended", name)
 
+LEAKED = []
+
+@deferred
+def leak(n, size):
+    LEAKED.append(b"x" * size)
+    note("leaked", n, os.getpid())
+
 @deferred
 async def async_slow(name):
     note("begun", name, os.getpid())
@@ -146,6 +153,16 @@ def test_a_process_is_replaced_after_max_tasks_and_a_drain_goes_on(
     project.drain("--max-tasks", "10")
     runs = Counter(note.split()[2] for note in project.notes() if note.startswith("begun"))
     assert sorted(runs.values()) == [5, 10, 10]
+
+
+def test_a_process_that_uses_too_much_memory_is_replaced(project: Project, store: Store) -> None:
+    """What leaks is given back with its process; no task is cut off for it, and none is lost."""
+    for number in range(12):
+        store.enqueue("leak", number, 60_000_000)
+    project.drain("--max-memory", "256M", "--threads", "1")
+    runs = Counter(note.split()[2] for note in project.notes() if note.startswith("leaked"))
+    assert sum(runs.values()) == 12
+    assert max(runs.values()) <= 5  # the fourth is too much; one more may have been begun
 
 
 # -- stopping (C40, R10) ---------------------------------------------------------------------------

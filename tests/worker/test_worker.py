@@ -9,13 +9,16 @@ import time
 
 import pytest
 
+from deferred_django import recycling
 from deferred_django import worker as worker_module
 from deferred_django.backends.base import ClaimedTask
 from deferred_django.execution import execute
 from deferred_django.hold import Hold
 from deferred_django.pool import Bell, Pool
 from deferred_django.queue import Queue
-from deferred_django.worker import Ended, Worker
+from deferred_django.queue_choice import QueueChoice
+from deferred_django.recycling import Ended
+from deferred_django.worker import Worker
 from tests.support import wait_until
 from tests.worker import tasks
 from tests.worker.fakes import MemoryBackend, Running, add
@@ -50,9 +53,21 @@ def test_it_tells_the_store_that_it_lives(queue: Queue, backend: MemoryBackend) 
 def test_only_its_queues(queue: Queue, backend: MemoryBackend) -> None:
     for name in ("mail", "default", "slow"):
         add(backend, tasks.note, name, queue=name)
-    with Running(queue, queues=["mail", "slow"], drain=True) as running:
+    with Running(queue, choice=QueueChoice.of(["mail", "slow"]), drain=True) as running:
         assert running.join() is Ended.DRAINED
     assert sorted(tasks.ran) == ["mail", "slow"]
+
+
+def test_preferred_queues_first_and_excluded_ones_never(
+    queue: Queue, backend: MemoryBackend
+) -> None:
+    for name in ("default", "slow", "mail", "other"):
+        add(backend, tasks.note, name, queue=name, priority=0 if name == "mail" else 5)
+    choice = QueueChoice.of(["mail", "other", "*"], ["slow"])
+    with Running(queue, choice=choice, drain=True, threads=1) as running:
+        assert running.join() is Ended.DRAINED
+    assert tasks.ran == ["mail", "other", "default"]
+    assert [task.queue for task in backend.tasks.values()] == ["slow"]
 
 
 def test_async_tasks_run_beside_each_other(queue: Queue, backend: MemoryBackend) -> None:
@@ -208,6 +223,50 @@ def test_it_ends_after_max_tasks(queue: Queue, backend: MemoryBackend) -> None:
         assert running.join() is Ended.MAX_TASKS
     assert len(tasks.ran) == 7
     assert sum(task.claimed for task in backend.tasks.values()) == 0
+
+
+def use_memory(monkeypatch: pytest.MonkeyPatch, number: int) -> list[int]:
+    """Have so many bytes in use; notes when that is looked at."""
+    looked: list[int] = []
+
+    def resident_bytes() -> int:
+        looked.append(number)
+        return number
+
+    monkeypatch.setattr(recycling, "resident_bytes", resident_bytes)
+    return looked
+
+
+def test_it_ends_when_it_has_more_memory_than_it_may(
+    queue: Queue, backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looked at when a task has ended; what runs then is finished, and nothing more is begun."""
+    looked = use_memory(monkeypatch, 200)
+    add(backend, tasks.wait_for, "slow")
+    with Running(queue, max_memory=200, threads=2) as running:
+        wait_until(lambda: begun("slow"))
+        assert looked == []
+        add(backend, tasks.note, "first")
+        wait_until(lambda: running.worker._limits.reached is not None)
+        late = [add(backend, tasks.note, "late") for _ in range(5)]
+        tasks.gate("slow").set()
+        assert running.join() is Ended.MAX_MEMORY
+    assert ended("slow")
+    assert "first" in tasks.ran
+    assert list(backend.tasks) == late
+    assert len(looked) == 1
+
+
+def test_it_goes_on_with_less_memory_than_it_may_have(
+    queue: Queue, backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = use_memory(monkeypatch, 199)
+    for number in range(500):
+        add(backend, tasks.note, number)
+    with Running(queue, max_memory=200, drain=True) as running:
+        assert running.join() is Ended.DRAINED
+    assert len(tasks.ran) == 500
+    assert 1 <= len(looked) < 250  # not after each of them
 
 
 # -- stopping ------------------------------------------------------------------------------------

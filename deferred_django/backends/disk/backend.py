@@ -79,6 +79,7 @@ class DiskBackend(Backend):
         *,
         queues: Collection[str] | None = None,
         exclude: Collection[str] = (),
+        prefer: Sequence[str] = (),
         ids: Collection[str] | None = None,
     ) -> list[ClaimedTask]:
         if limit < 1:
@@ -94,7 +95,7 @@ class DiskBackend(Backend):
                 crashes=entry.crashes(boot) if entry.runs else 0,
                 handle=entry,
             )
-            for entry, context in self.tasks.claim(limit, queues, exclude, ids)
+            for entry, context in self.tasks.claim(limit, queues, exclude, ids, prefer)
         ]
 
     def start_task(self, claim: ClaimedTask) -> None:
@@ -159,12 +160,17 @@ class DiskBackend(Backend):
         self._workers.stay_listed()
 
     def worker_started(self, *, threads: int = 0, queues: Sequence[str] | None = None) -> None:
+        self.tasks.stopping = False
         self._workers.start(threads=threads, queues=queues)
 
     def worker_heartbeat(self, running: Sequence[RunningTask] = ()) -> None:
         self._workers.heartbeat(running)
 
+    def worker_stopping(self) -> None:
+        self.tasks.stopping = True
+
     def worker_stopped(self) -> None:
+        self.tasks.stopping = False
         self._workers.stop()
 
     def close(self) -> None:

@@ -12,11 +12,11 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 from deferred_django.backends.disk import files, tidy
-from deferred_django.backends.disk.due_index import DueIndex
+from deferred_django.backends.disk.due_index import DueIndex, Wanted
 from deferred_django.backends.disk.scanner import Damage
 from deferred_django.backends.disk.segment import Entry, Segment
 from deferred_django.backends.disk.segment_set import SegmentSet
@@ -60,9 +60,7 @@ class Claims:
             self._taken.clear()
             self._tried = None
 
-    def take(
-        self, limit: int, queues: Collection[str] | None, exclude: Collection[str]
-    ) -> list[Entry]:
+    def take(self, limit: int, wanted: Wanted) -> list[Entry]:
         """Claim due tasks in the order of the index."""
         taken: list[Entry] = []
         usable: dict[Segment, bool] = {}
@@ -74,7 +72,7 @@ class Claims:
 
         while len(taken) < limit:
             retry_at = time.monotonic() + HELD_RETRY_SECONDS
-            pop = partial(self._index.pop, queues, exclude, is_usable, retry_at)
+            pop = partial(self._index.pop, wanted, is_usable, retry_at)
             try:
                 locked = self._lock(iter(pop, None), limit - len(taken))
             except OSError as error:
@@ -86,7 +84,7 @@ class Claims:
                 break
             taken += self._confirm(locked)
         if len(usable) > 1:  # they were locked in order, and looked at by segment
-            taken.sort(key=_urgency)
+            taken.sort(key=partial(_urgency, wanted))
         return taken
 
     def find(self, task_ids: Iterable[str]) -> Iterator[tuple[Segment, int]]:
@@ -101,16 +99,14 @@ class Claims:
         self,
         task_ids: Iterable[str],
         limit: int,
-        queues: Collection[str] | None,
-        exclude: Collection[str],
+        wanted: Wanted,
         now_ms: int,
     ) -> list[Entry]:
         """Claim those of these tasks that are due and that nobody holds."""
         named = []
         for segment, row in self.find(task_ids):
-            queue = segment.table.queue_of(row)
-            wanted = (queues is None or queue in queues) and queue not in exclude
-            if wanted and segment.table.publish_ms[row] <= now_ms:
+            table = segment.table
+            if wanted.includes(table.queue_of(row)) and table.publish_ms[row] <= now_ms:
                 named.append((segment, row))
         return self.take_these(named[:limit])
 
@@ -284,8 +280,8 @@ class Claims:
         return True
 
 
-def _urgency(entry: Entry) -> tuple[int, int]:
-    return -entry.priority, entry.publish_ms
+def _urgency(wanted: Wanted, entry: Entry) -> tuple[int, int, int]:
+    return wanted.rank(entry.queue), -entry.priority, entry.publish_ms
 
 
 def _read_around(segment: Segment, entries: list[Entry]) -> tuple[bytes, int]:

@@ -9,10 +9,27 @@ from __future__ import annotations
 import heapq
 import itertools
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import NamedTuple
 
 from deferred_django.backends.disk.row_heap import Block, RowHeap
 from deferred_django.backends.disk.segment import Segment
+
+
+class Wanted(NamedTuple):
+    """The queues of a claim: see :meth:`Backend.claim_tasks`."""
+
+    queues: Collection[str] | None
+    exclude: Collection[str]
+    prefer: Sequence[str]
+
+    def includes(self, queue: str) -> bool:
+        """Whether tasks of the queue may be claimed."""
+        return (self.queues is None or queue in self.queues) and queue not in self.exclude
+
+    def rank(self, queue: str) -> int:
+        """The queue's place among those that are preferred; behind them, all come together."""
+        return self.prefer.index(queue) if queue in self.prefer else len(self.prefer)
 
 
 class DueIndex:
@@ -97,28 +114,30 @@ class DueIndex:
 
     def pop(
         self,
-        queues: Collection[str] | None,
-        exclude: Collection[str],
+        wanted: Wanted,
         usable: Callable[[Segment], bool],
         retry_at: float,
     ) -> tuple[Segment, int] | None:
-        """The task to try next: the highest priority, then the soonest due.
+        """The task to try next: of the queue preferred most, the highest priority, the soonest due.
 
         Tasks of a segment that is not ``usable`` are left alone until ``retry_at``.
         """
-        best, best_heap = None, None
+        best, best_heap, best_rank = None, None, 0
         drained = []
         for name, heap in self._due.items():
             top = heap.top()
             if top is None:
                 drained.append(name)
-            elif (queues is None or name in queues) and name not in exclude:
+            elif wanted.includes(name):
                 while top is not None and not usable(top.segment):
                     item = heap.take_item()
                     self.hold(item.segment, item.row, retry_at, item.block)
                     top = heap.top()
-                if top is not None and (best is None or top < best):
-                    best, best_heap = top, heap
+                if top is None:
+                    continue
+                rank = wanted.rank(name)
+                if best is None or rank < best_rank or (rank == best_rank and top < best):
+                    best, best_heap, best_rank = top, heap, rank
         for name in drained:
             del self._due[name]
         if best_heap is None or (taken := best_heap.take()) is None:

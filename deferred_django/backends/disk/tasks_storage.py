@@ -8,14 +8,14 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from deferred_django import ids
 from deferred_django.backends.disk import descriptors, files, log_records, survey, tidy
 from deferred_django.backends.disk.boot import boot_id
 from deferred_django.backends.disk.claims import Claims
-from deferred_django.backends.disk.due_index import DueIndex
+from deferred_django.backends.disk.due_index import DueIndex, Wanted
 from deferred_django.backends.disk.log_records import Run
 from deferred_django.backends.disk.names import StoreNames
 from deferred_django.backends.disk.segment import Entry, Segment
@@ -68,7 +68,7 @@ class TasksStorage:
         self._claims = Claims(self._segments, self._index)
         self._appends = WorkerAppends(self._segments, self._mutex, self._writer)
         self._waiter = Waiter(self.names.path)
-        self._claiming, self._slices = False, 0
+        self._claiming, self._slices, self.stopping = False, 0, False
 
     def _after_fork(self) -> None:
         for segment in self._segments.all_open():
@@ -139,13 +139,14 @@ class TasksStorage:
         queues: Collection[str] | None,
         exclude: Collection[str],
         task_ids: Collection[str] | None,
+        prefer: Sequence[str] = (),
     ) -> list[tuple[Entry, bytes]]:
         """Claim due tasks; see :meth:`Backend.claim_tasks`. Each comes with its payload.
 
-        While a backlog is read in slices it is the best of what was read. Only when all was, and
-        there is none, are none returned.
+        While a backlog is read in slices it is the best of what was read; none are returned only
+        when all was read, or ``stopping`` is set.
         """
-        budget = SLICE_BYTES
+        budget, wanted = SLICE_BYTES, Wanted(queues, exclude, prefer)
         self._slices += 1
         while True:
             with self._mutex, self._claims.taking():
@@ -157,15 +158,14 @@ class TasksStorage:
                 now_ms = _now_ms()
                 self._index.advance(now_ms, time.monotonic())
                 if task_ids is None:
-                    taken = self._claims.take(limit, queues, exclude)
-                elif not all_read:
-                    taken = []  # one of them may be in what was not read
-                else:
-                    taken = self._claims.take_named(task_ids, limit, queues, exclude, now_ms)
+                    taken = self._claims.take(limit, wanted)
+                else:  # one of them may be in what was not read
+                    named = task_ids if all_read else ()
+                    taken = self._claims.take_named(named, limit, wanted, now_ms)
                 if taken:
                     self._waiter.not_in_vain()
                 claimed = self._claims.with_payloads(taken)
-            if claimed or all_read:
+            if claimed or all_read or self.stopping:
                 self._syncer.soon()
                 return claimed
             budget = HURRY_BYTES

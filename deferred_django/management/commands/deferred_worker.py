@@ -15,7 +15,9 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils.module_loading import module_has_submodule
 
 from deferred_django import checks, logs, registry
-from deferred_django.backends.base import QUEUE_PATTERN, Backend
+from deferred_django.backends.base import Backend
+from deferred_django.queue_choice import QueueChoice, checked_names
+from deferred_django.recycling import format_size, parse_size, resident_bytes
 from deferred_django.supervisor import Supervisor
 from deferred_django.worker import Worker
 from deferred_django.worker_process import run_here
@@ -46,7 +48,14 @@ class Command(BaseCommand):
             "--queues",
             type=_option(queue_names),
             metavar="A,B",
-            help="Run the tasks of these queues only.",
+            help="Run the tasks of these queues only. A,B,* runs those of all queues: first what "
+            "is due in A, then in B, then the rest.",
+        )
+        parser.add_argument(
+            "--exclude-queues",
+            type=_option(excluded_names),
+            metavar="A,B",
+            help="Leave the tasks of these queues to other workers.",
         )
         parser.add_argument(
             "--drain", action="store_true", help="Run what is due, then exit with 0."
@@ -56,6 +65,12 @@ class Command(BaseCommand):
             type=_option(positive_int),
             metavar="N",
             help="Replace a process after it has run so many tasks.",
+        )
+        parser.add_argument(
+            "--max-memory",
+            type=_option(memory_size),
+            metavar="SIZE",
+            help="Replace a process that has more memory in use (512M, 2G) when a task has ended.",
         )
         parser.add_argument(
             "--shutdown-timeout",
@@ -70,34 +85,47 @@ class Command(BaseCommand):
         processes = _checked("processes", process_count, options["processes"])
         threads = _checked("threads", thread_count, options["threads"])
         shutdown_timeout = _checked("shutdown_timeout", seconds, options["shutdown_timeout"])
-        max_tasks = options["max_tasks"]
-        if max_tasks is not None:
-            max_tasks = _checked("max_tasks", positive_int, max_tasks)
-        queues = options["queues"]
-        if queues is not None:
-            queues = _checked("queues", queue_names, queues)
+        max_tasks = _checked_if_given("max_tasks", positive_int, options["max_tasks"])
+        max_memory = _checked_if_given("max_memory", memory_size, options["max_memory"])
+        queues = _checked_if_given("queues", queue_names, options["queues"])
+        excluded = _checked_if_given("exclude_queues", excluded_names, options["exclude_queues"])
+        choice = _checked("queues", lambda names: QueueChoice.of(names, excluded or ()), queues)
         drain = bool(options["drain"])
+        in_this_process = processes == 1 and not getattr(self, "_called_from_command_line", False)
+        if max_memory is not None and in_this_process:
+            raise CommandError(
+                "max_memory replaces a worker process, and with one process under call_command "
+                "there is none: use processes=2, or the command line.",
+                returncode=2,
+            )
 
         backend = usable_backend()
         import_tasks()
+        if max_memory is not None and resident_bytes() >= max_memory:
+            raise CommandError(
+                f"max_memory is {format_size(max_memory)}, and {format_size(resident_bytes())} "
+                "are in use before the first task: each process would run one task only.",
+                returncode=2,
+            )
 
         def make_worker() -> Worker:
             return Worker(
                 registry.get_queue(),
                 threads=threads,
-                queues=queues,
+                choice=choice,
                 drain=drain,
                 max_tasks=max_tasks,
+                max_memory=max_memory,
                 shutdown_timeout=shutdown_timeout,
             )
 
         self.say(
             f"{place(backend)}, {counted(processes, 'process', 'processes')} "
             f"with {counted(threads, 'thread', 'threads')}, "
-            f"{'all queues' if queues is None else 'queues ' + ', '.join(queues)}"
+            f"{choice}"
             f"{', until nothing is due' if drain else '; stop it with Ctrl-C'}"
         )
-        if processes == 1 and not getattr(self, "_called_from_command_line", False):
+        if in_this_process:
             run_here(make_worker)
         else:
             Supervisor(
@@ -206,13 +234,23 @@ def seconds(value: Any) -> float:
 
 
 def queue_names(value: Any) -> list[str]:
-    """Queue names from a comma-separated text or a list; ``ValueError`` if one is none."""
-    names = value.split(",") if isinstance(value, str) else list(value)
-    names = [name.strip() for name in names]
-    for name in names:
-        if not QUEUE_PATTERN.fullmatch(name):
-            raise ValueError(f"{name!r} is no queue name (1 to 100 of A-Z a-z 0-9 _ . -)")
-    return list(dict.fromkeys(names))
+    """Queue names from a comma-separated text or a list; ``ValueError`` if one is none.
+
+    The last one may be ``*``.
+    """
+    return checked_names(value.split(",") if isinstance(value, str) else value, others=True)
+
+
+def excluded_names(value: Any) -> list[str]:
+    """The same without ``*``."""
+    return checked_names(value.split(",") if isinstance(value, str) else value)
+
+
+def memory_size(value: Any) -> int:
+    """Bytes from ``512M`` or a number of bytes; ``ValueError`` for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError("it must be a size such as 512M or 2G")
+    return parse_size(str(value))
 
 
 def _option(parse: Callable[[Any], Any]) -> Callable[[str], Any]:
@@ -223,6 +261,10 @@ def _option(parse: Callable[[Any], Any]) -> Callable[[str], Any]:
             raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
 
     return parse_text
+
+
+def _checked_if_given(name: str, parse: Callable[[Any], Any], value: Any) -> Any:
+    return None if value is None else _checked(name, parse, value)
 
 
 def _checked(name: str, parse: Callable[[Any], Any], value: Any) -> Any:
