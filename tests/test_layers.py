@@ -12,7 +12,7 @@ from tests.support import run_python
 LAYERS = (
     # The lowest first. A module imports from its own layer (never in a circle) and those before.
     ("__init__", "exceptions", "forks", "ids", "nesting"),
-    ("backends", "backends.failures", "backends.values"),
+    ("backends", "backends.failures", "backends.schedule", "backends.values"),
     ("backends.base",),
     ("backends.disk.*", "backends.none"),
     ("codec", "decoding", "references"),

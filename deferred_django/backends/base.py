@@ -18,6 +18,7 @@ from typing import ClassVar
 
 from deferred_django import ids
 from deferred_django.backends import failures
+from deferred_django.backends.schedule import ScheduleStore
 from deferred_django.backends.values import (
     MAX_PRIORITY,
     MAX_RECORD_BYTES,
@@ -54,7 +55,7 @@ __all__ = [
 ]
 
 
-class Backend(abc.ABC):
+class Backend(ScheduleStore, abc.ABC):
     """The facade over one store. See the module's docstring for units and errors."""
 
     keeps_tasks: ClassVar[bool] = True
@@ -167,27 +168,27 @@ class Backend(abc.ABC):
     def wake(self) -> None:
         """End the running or the next :meth:`wait` early. Safe in threads and signal handlers."""
 
-    def maintain(self) -> None:  # noqa: B027 - optional
+    def maintain(self) -> None:
         """Tidy the store (workers call this about once a second, and a drain before its exit)."""
 
-    def worker_started(self, *, threads: int = 0, queues: Sequence[str] | None = None) -> None:  # noqa: B027
+    def worker_started(self, *, threads: int = 0, queues: Sequence[str] | None = None) -> None:
         """This process works on the store from now on."""
 
-    def worker_heartbeat(self, running: Sequence[RunningTask] = ()) -> None:  # noqa: B027
+    def worker_heartbeat(self, running: Sequence[RunningTask] = ()) -> None:
         """This worker process goes on claiming tasks (called about once a second while it does).
 
         ``running``: what it has been running for a while, the longest first. Both are for
         :attr:`Status.workers`; nothing depends on them, and nothing of it need be durable.
         """
 
-    def worker_stopping(self) -> None:  # noqa: B027 - optional
+    def worker_stopping(self) -> None:
         """Until it has stopped, this process claims no more: a claim that is under way may end with
         none. Safe in signal handlers."""
 
-    def worker_stopped(self) -> None:  # noqa: B027 - optional
+    def worker_stopped(self) -> None:
         """This process works on the store no more."""
 
-    def close(self) -> None:  # noqa: B027 - optional
+    def close(self) -> None:
         """Make durable what is not yet, and let go of everything. The facade can be used again."""
 
     # -- dead tasks ----------------------------------------------------------------------------

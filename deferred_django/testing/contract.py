@@ -71,6 +71,7 @@ class BackendContract:
         assert backend.find_dead_task(id="1-1-a-1") is None
         assert backend.remove_task("1-1-a-1") is False
         assert backend.verify() == []
+        assert backend.tick_records() == []
         status = backend.status()
         assert (status.pending, status.delayed, status.running, status.dead) == (0, 0, 0, 0)
         assert status.oldest_age is None
@@ -98,6 +99,11 @@ class BackendContract:
         began = time.monotonic()
         backend.wait(30)
         assert time.monotonic() - began < 20
+
+    def test_where_no_schedule_is_kept_nobody_holds_one(self, backend: Backend) -> None:
+        """(Where one is: ``ScheduleContract`` of ``contract_schedule``.)"""
+        with backend.hold_schedule() as hold:
+            assert (hold is not None) == backend.keeps_schedule
 
     def test_the_life_cycle_hooks_can_be_called_in_any_order(self, backend: Backend) -> None:
         backend.worker_heartbeat()

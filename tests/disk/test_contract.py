@@ -10,9 +10,15 @@ import pytest
 from deferred_django.backends.base import BackendConfig, DeadTaskFilter
 from deferred_django.backends.disk import DiskBackend, dead_tasks_file, watch
 from deferred_django.testing.contract import StoreContract
+from deferred_django.testing.contract_schedule import ScheduleContract
 
 
 class TestDiskBackend(StoreContract):
+    def open_backend(self, directory: Path) -> DiskBackend:
+        return DiskBackend(BackendConfig(path=directory))
+
+
+class TestSchedule(ScheduleContract):
     def open_backend(self, directory: Path) -> DiskBackend:
         return DiskBackend(BackendConfig(path=directory))
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from deferred_django.backends.base import RunningTask
 from deferred_django.backends.disk import files, tidy
+from deferred_django.backends.schedule import TickRecord
 from deferred_django.context import TaskContext
 from tests.faults.world import FUTURE, NEVER, PAST, World, context
 
@@ -387,6 +388,38 @@ def retry_dead(world: World) -> list[str]:
     return world.queue.retry_dead_tasks(["x", "z"])
 
 
+# -- the schedule --------------------------------------------------------------------------------
+
+
+def one_tick(world: World) -> None:
+    _save_ticks(world, TickRecord(name="a", next_at=PAST))
+
+
+def save_ticks(world: World) -> None:
+    _save_ticks(world, TickRecord(name="a", next_at=FUTURE), TickRecord(name="b", next_at=PAST))
+
+
+def _save_ticks(world: World, *ticks: TickRecord) -> None:
+    with world.subject.hold_schedule() as hold:
+        assert hold is not None, "somebody has it"
+        # What is there was there before, or is what a save that failed was to bring.
+        there = [(tick.name, tick.next_at) for tick in hold.records]
+        assert there in ([], [("a", PAST)], [("a", FUTURE), ("b", PAST)]), there
+        hold.save(ticks)
+
+
+def both_ticks(world: World) -> bool:
+    return [tick.name for tick in world.subject.tick_records()] == ["a", "b"]
+
+
+def look_at_ticks(world: World) -> list[str]:
+    return [tick.name for tick in world.subject.tick_records()]
+
+
+def one_seen(world: World, result: Any) -> bool:
+    return bool(result == ["a"])
+
+
 # -- life cycle ----------------------------------------------------------------------------------
 
 
@@ -537,6 +570,9 @@ OPERATIONS = {
             )
             for each, frequency in (("fsync each", 0.0), ("fsync later", NEVER))
         ),
+        Operation("first ticks", save_ticks, changes=False, durable=True, settled=both_ticks),
+        Operation("ticks", save_ticks, one_tick, changes=False, durable=True, settled=both_ticks),
+        Operation("look at ticks", look_at_ticks, one_tick, changes=False, told=one_seen),
         Operation("worker starts", worker_started, changes=False, settled=one_worker),
         Operation(
             "worker's sign of life",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 
 from deferred_django import ids as task_ids
 from deferred_django.backends.base import (
@@ -22,13 +23,17 @@ from deferred_django.backends.base import (
 from deferred_django.backends.disk import dead_task_json, verify
 from deferred_django.backends.disk.boot import boot_id
 from deferred_django.backends.disk.dead_tasks_storage import DeadTasksStorage
+from deferred_django.backends.disk.schedule_file import ScheduleFile
 from deferred_django.backends.disk.segment import Entry
 from deferred_django.backends.disk.tasks_storage import TasksStorage
 from deferred_django.backends.disk.worker_files import WorkerFiles
+from deferred_django.backends.schedule import ScheduleHold, TickRecord
 
 
 class DiskBackend(Backend):
     """Tasks in a write-ahead log, dead tasks in a file beside it. See :class:`Backend`."""
+
+    keeps_schedule = True
 
     def __init__(self, config: BackendConfig) -> None:
         super().__init__(config)
@@ -43,6 +48,7 @@ class DiskBackend(Backend):
             path, config.prefix, file_permissions=config.file_permissions
         )
         self._workers = WorkerFiles(self.tasks.names, config.file_permissions)
+        self._schedule = ScheduleFile(self.tasks.names, config.file_permissions)
 
     # -- tasks ---------------------------------------------------------------------------------
 
@@ -126,6 +132,7 @@ class DiskBackend(Backend):
             dead = 0
             problems.append(f"dead tasks cannot be counted: {error}")
         workers, unreadable = self._workers.alive()
+        problems += self._schedule.problems()
         oldest = counts.oldest_ms
         return Status(
             pending=counts.due,
@@ -143,8 +150,19 @@ class DiskBackend(Backend):
         return [
             *verify.verify_segments(names),
             *self.dead_tasks.verify(),
-            *verify.verify_other_files([*others, *self.dead_tasks.other_paths()]),
+            *self._schedule.verify(),
+            *verify.verify_other_files(
+                [*others, *self.dead_tasks.other_paths(), *self._schedule.other_paths()]
+            ),
         ]
+
+    # -- periodic tasks ------------------------------------------------------------------------
+
+    def tick_records(self) -> list[TickRecord]:
+        return self._schedule.read()
+
+    def hold_schedule(self) -> AbstractContextManager[ScheduleHold | None]:
+        return self._schedule.hold()
 
     # -- waiting and life cycle ----------------------------------------------------------------
 

@@ -47,6 +47,21 @@ class StoreNames:
         """The name of a worker's file."""
         return f"{self.prefix}worker-{VERSION}-{token}"
 
+    @property
+    def schedule(self) -> str:
+        """The file that says when periodic tasks are due."""
+        return f"{self.prefix}schedule-{VERSION}"
+
+    @property
+    def schedule_temp(self) -> str:
+        """What that is written to before it takes the other's place."""
+        return self.schedule + TEMP_SUFFIX
+
+    @property
+    def schedule_lock(self) -> str:
+        """The lock of whoever works with it; never renamed or removed."""
+        return f"{self.prefix}schedule.lock"
+
     def token_of(self, worker_name: str) -> str:
         """The token in the name of a worker's file."""
         return worker_name.rpartition("-")[2]
