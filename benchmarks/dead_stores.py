@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import os
 import resource
@@ -64,6 +65,21 @@ def build(path: Path, count: int) -> None:
             file.write(dead_tasks_file.encode(task_id(number), padded))
         file.flush()
         os.fsync(file.fileno())
+
+
+def wait_for_removal(path: Path, seconds: float = 60.0) -> None:
+    """Wait until a removal is at work: its lock is held, so that whoever comes now is second."""
+    lock_path = open_store(path).dead_tasks._removal_lock.path
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if Path(lock_path).exists():
+            with open(lock_path, "rb") as lock:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return
+        time.sleep(0.001)
+    raise TimeoutError("no removal began")
 
 
 def rss() -> int:

@@ -4,7 +4,7 @@ Each time stands beside its floor, measured in the same run: the same in a store
 records, reading the file and computing its checksums, or ``cp`` and ``fsync`` of the file. What is
 judged is the best of several tries, so that a noisy moment of the machine is not taken for the
 store's. A purge of half of the records is run in a new process, while another adds records and a
-third waits to remove some too.
+third, which begins later, waits to remove some too.
 """
 
 from __future__ import annotations
@@ -231,6 +231,7 @@ def _measure_purges(directory: Path, large: Path, options: argparse.Namespace) -
         with Adder(store) as beside, ThreadPoolExecutor() as threads:
             half = threads.submit(in_process, dead_stores.purge, store, range(0, records, 2))
             few = range(1, 2 * SECOND_REMOVAL, 2)
+            dead_stores.wait_for_removal(store)
             second = threads.submit(in_process, dead_stores.purge, store, few)
             purged, others = half.result(), second.result()
         copies.append(_copy(large, directory / f"copy-{number}"))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from tests.crash import scenarios_both, scenarios_dead, scenarios_log
+from tests.crash import scenarios_both, scenarios_dead, scenarios_log, scenarios_log_failing
 from tests.crash.enumeration import Playable
 
 SCENARIOS: tuple[Playable, ...] = (
     *scenarios_log.SCENARIOS,
+    *scenarios_log_failing.SCENARIOS,
     *scenarios_dead.SCENARIOS,
     *scenarios_both.SCENARIOS,
 )

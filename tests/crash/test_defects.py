@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.crash.defects import DEFECTS, Defect
+from tests.crash.defect import Defect
+from tests.crash.defects import DEFECTS
 from tests.crash.enumeration import enumerate_states
 from tests.crash.scenarios import SCENARIOS
 from tests.crash.test_crash import SAMPLE

@@ -92,13 +92,16 @@ def test_a_cut_newline_loses_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [0, 300_000])
 @pytest.mark.parametrize("zeros", [1, 100, 300_000])
-def test_zeros_behind_a_record_without_its_newline(tmp_path: Path, zeros: int, size: int) -> None:
+@pytest.mark.parametrize("behind", [b"", b'sage": "a part of the next"}'])
+def test_zeros_behind_a_record_without_its_newline(
+    tmp_path: Path, behind: bytes, zeros: int, size: int
+) -> None:
     """A power cut left the file grown, but not what was written: the record before is whole."""
     store = filled(tmp_path, "a")
     store.add("b", record("b", size))
     path = data_file(tmp_path)
     whole = path.read_bytes()
-    path.write_bytes(whole[:-1] + b"\0" * zeros)
+    path.write_bytes(whole[:-1] + b"\0" * zeros + behind)
     reader = open_store(tmp_path)
     for each in (store, reader):
         assert names(each) == ["b", "a"]

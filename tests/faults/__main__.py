@@ -12,7 +12,8 @@ import random
 import sys
 import time
 
-from tests.faults.checks import Checker, plan
+from tests.faults.cases import plan
+from tests.faults.checks import Checker
 from tests.faults.injector import Level
 from tests.faults.neighbour import Neighbour
 from tests.faults.operations import OPERATIONS
@@ -40,7 +41,7 @@ def main() -> int:
         checker = Checker(neighbour)
         cases = [
             planned
-            for planned in plan(checker, operations, levels)
+            for planned in plan(checker.expect, operations, levels)
             if not options.error or planned[2].kind in options.error
         ]
         places = len({(operation.name, level, fault.at) for operation, level, fault in cases})

@@ -4,131 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import os
-import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotInTimeError
-from dataclasses import dataclass, field
 from typing import Any
 
 from deferred_django.backends.disk import descriptors
-from tests.faults.injector import DONE_THEN_FAIL, ERRORS, Fault, Injector, Level, Mode
+from tests.faults.cases import Case, Expected, expect
+from tests.faults.injector import Fault, Injector, Level, Mode
 from tests.faults.neighbour import Neighbour
-from tests.faults.operations import Operation
+from tests.faults.operation import Operation
+from tests.faults.watching import BOUND, bounded, logged
 from tests.faults.world import PAST, State, World, context, process_descriptors, read_state
-
-BOUND = 10.0
-"""Seconds after which a lock is taken for kept, or a loop for endless."""
-GIVE_A_RESULT = frozenset(("open", "pipe", "init", "open_file", "create_file"))
-"""Calls whose result an interruption right behind them would lose in any program."""
-
-
-@dataclass(frozen=True)
-class Expected:
-    """What a run without faults finds and does."""
-
-    before: State
-    after: State
-    final: State
-    calls: list[str]
-
-
-@dataclass
-class Case:
-    """An operation with a fault."""
-
-    operation: Operation
-    level: Level
-    fault: Fault
-    call: str = ""
-    violations: list[str] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        return f"{self.operation.name}: {self.level.value} {self.call}, {self.fault}"
-
-    def check(self, so: bool, what: str) -> None:
-        """Note a violation unless ``so``."""
-        if not so:
-            self.violations.append(what)
-
-
-def faults_at(number: int, call: str, level: Level) -> Iterator[Fault]:
-    """All faults of one call."""
-    for mode in (Mode.ONCE, Mode.LASTING):
-        for code in ERRORS:
-            yield Fault(number, mode, code)
-    if call in DONE_THEN_FAIL:
-        return  # there is nobody left who could do it again: the number may be another file's
-    yield Fault(number, Mode.INTERRUPT)
-    if call not in GIVE_A_RESULT:
-        yield Fault(number, Mode.INTERRUPT_AFTER)
-
-
-def expect(operation: Operation, level: Level) -> Expected:
-    """Prepare and run the operation without a fault."""
-    world = World(operation.frequency)
-    injector = Injector(level)
-    try:
-        with logged():
-            operation.prepare(world)
-            before = read_state(world.path)
-            with injector.armed():
-                result = operation.run(world)
-            after = read_state(world.path)
-            assert operation.told(world, result), f"{operation.name}: {result!r}"
-            assert (before != after) == operation.changes, operation.name
-            if operation.again is not None:
-                operation.again(world)
-            assert operation.settled is None or operation.settled(world), operation.name
-            return Expected(before, after, read_state(world.path), injector.calls)
-    finally:
-        world.remove()
-
-
-class _Log(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
-
-
-@contextlib.contextmanager
-def logged() -> Iterator[list[str]]:
-    """What the store logs meanwhile; nothing of it is shown."""
-    logger = logging.getLogger("deferred_django")
-    handler, propagates = _Log(), logger.propagate
-    logger.addHandler(handler)
-    logger.propagate = False
-    try:
-        yield handler.lines
-    finally:
-        logger.removeHandler(handler)
-        logger.propagate = propagates
-
-
-class EndlessError(BaseException):
-    """A call of the store did not end."""
-
-
-@contextlib.contextmanager
-def bounded() -> Iterator[None]:
-    """Raise :class:`EndlessError` in the main thread if it takes too long."""
-
-    def end(*_: object) -> None:
-        raise EndlessError(f"not within {BOUND:g} s")
-
-    before = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, BOUND)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 class Checker:
@@ -348,17 +237,3 @@ def _work(world: World) -> None:
     subject.sync()
     assert subject.claim_tasks(1, ids=["probe"]) == []
     assert threading.active_count() < 50
-
-
-Planned = tuple[Operation, Level, Fault]
-
-
-def plan(
-    checker: Checker, operations: Iterable[Operation], levels: Iterable[Level]
-) -> Iterator[Planned]:
-    """All cases."""
-    for operation in operations:
-        for level in levels:
-            for number, call in enumerate(checker.expect(operation, level).calls):
-                for fault in faults_at(number, call, level):
-                    yield operation, level, fault

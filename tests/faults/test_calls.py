@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.faults.checks import Checker, plan
+from tests.faults.cases import plan
+from tests.faults.checks import Checker
 from tests.faults.injector import Fault, Level, Mode
 from tests.faults.neighbour import Neighbour
 from tests.faults.operations import OPERATIONS
@@ -30,7 +31,9 @@ def checker() -> Iterator[Checker]:
 def test_a_sample(checker: Checker) -> None:
     """Another one each time; `python -m tests.faults` does them all."""
     seed = random.randrange(1_000_000)
-    cases = random.Random(seed).sample(list(plan(checker, OPERATIONS.values(), Level)), SAMPLE)
+    cases = random.Random(seed).sample(
+        list(plan(checker.expect, OPERATIONS.values(), Level)), SAMPLE
+    )
     failed = []
     for planned in cases:
         case = checker.run(*planned)

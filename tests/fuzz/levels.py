@@ -190,16 +190,16 @@ def reads_on_alike(content: bytes, cut: int, limit: int, *, log: bool) -> bool:
     """Whether a reader that came when ``cut`` bytes were there may not have seen anything else.
 
     It takes a last line without its newline for a record if the checksum is right. Nobody but a
-    foreign hand writes on in that line; then the record was given, and is no line any more. Zeros
-    behind it may be followed by others in the log alone: in the dead-tasks file they are cut off.
+    foreign hand writes on in that line; then the record was given, and is no line any more. What
+    stands behind a NUL byte may be ended in the log alone: in the dead-tasks file it is cut off.
     """
     start = content.rfind(b"\n", 0, cut) + 1
     end = content.find(b"\n", cut)
     line = content[start : len(content) if end < 0 else end]
     begun = content[start:cut]
-    for record in (begun, begun.rstrip(b"\0")):
+    for record in (begun, begun.partition(b"\0")[0]):
         if reference.is_record(record, limit) and line != record:
-            return line.rstrip(b"\0") == record and (log or end < 0)
+            return line.partition(b"\0")[0] == record and (log or end < 0)
     return True
 
 

@@ -146,8 +146,12 @@ def zeros_behind_a_line(data: bytearray, chance: random.Random, make: Maker) -> 
     newline = data.find(b"\n", _place(data, chance))
     if newline >= 0:
         data[newline:newline] = bytes(chance.choice((1, 2, 30, 600)))
-        if chance.random() < 0.3:
+        how = chance.random()
+        if how < 0.3:
             del data[newline + 1 + data[newline:].find(b"\n") :]
+        elif how < 0.6:  # the end of what was appended arrived, and its beginning did not
+            behind = data.find(b"\n", newline)
+            del data[behind : behind + chance.choice((2, 5, 20, 60))]
 
 
 def overwrite_with_zeros(data: bytearray, chance: random.Random, make: Maker) -> None:

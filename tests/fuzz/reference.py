@@ -38,7 +38,7 @@ class Line:
     data: bytes
     ended: bool
     record: bytes | None
-    """The body, if it is one of a record; zeros behind it do not count."""
+    """The body, if it is one of a record; what stands behind a NUL byte does not count."""
 
 
 @dataclass
@@ -99,7 +99,7 @@ def split(content: bytes, limit: int) -> list[Line | None]:
     for number, data in enumerate(pieces):
         ended = number < len(pieces) - 1
         record = None
-        for candidate in (data, data.rstrip(b"\0")):
+        for candidate in (data, data.split(b"\0")[0]):
             if record is None and is_record(candidate, limit):
                 record = candidate[9:]
         lines.append(Line(offset, data, ended, record) if data else None)
@@ -109,9 +109,10 @@ def split(content: bytes, limit: int) -> list[Line | None]:
 
 def unescape(payload: bytes) -> bytes | None:
     """The context in a payload."""
-    if re.fullmatch(rb"(?:[^\\]|\\[\\n])*", payload, re.DOTALL) is None:
+    if re.fullmatch(rb"(?:[^\\]|\\[\\n0])*", payload, re.DOTALL) is None:
         return None
-    return re.sub(rb"\\(.)", lambda m: b"\n" if m[1] == b"n" else m[1], payload, flags=re.DOTALL)
+    meaning = {b"n": b"\n", b"0": b"\0", b"\\": b"\\"}
+    return re.sub(rb"\\(.)", lambda m: meaning[m[1]], payload, flags=re.DOTALL)
 
 
 def read_log(content: bytes, limit: int = LOG_LIMIT) -> Reading:

@@ -13,12 +13,12 @@ import pytest
 from deferred_django.backends.disk import (
     dead_tasks_tail,
     files,
-    long_line,
     records,
     scanner,
     tidy,
     verify,
 )
+from deferred_django.backends.disk.long_line import LongLine
 from deferred_django.backends.disk.scanner import Scanner
 from deferred_django.backends.disk.segment import Segment
 from tests.fuzz import contexts
@@ -89,12 +89,13 @@ def checks_no_checksum(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scanner, "is_valid", lambda line: len(line) > records.CRC_BYTES)
 
 
-def reads_nul_bytes_as_records_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(long_line, "without_zeros_behind", lambda data: data)
+def drops_records_before_nul_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scanner, "before_nul", lambda line: None)
+    monkeypatch.setattr(LongLine, "record_before_nul", lambda self: 0)
 
 
 def forgets_what_came_before_a_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Scanner, "_is_rest", lambda self, start, line: False)
+    monkeypatch.setattr(Scanner, "_is_rest", lambda self, start, *, nul_first: False)
 
 
 def counts_torn_as_damage(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +111,7 @@ def takes_any_escape(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         stops_at_the_first_bad_line,
         checks_no_checksum,
-        reads_nul_bytes_as_records_end,
+        drops_records_before_nul_bytes,
         forgets_what_came_before_a_cut,
         counts_torn_as_damage,
         takes_any_escape,

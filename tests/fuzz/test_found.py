@@ -27,11 +27,16 @@ def level() -> Iterator[LogLevel]:
 @pytest.mark.parametrize("small", [False, True])
 @pytest.mark.parametrize("record", [ADD, LONG], ids=["short", "long"])
 @pytest.mark.parametrize("zeros", [1, 2, 300, 5000])
-@pytest.mark.parametrize("behind", [b"", b"\n", OTHER, OTHER[:-9], OTHER[:20] + OTHER])
+@pytest.mark.parametrize(
+    "behind", [b"", b"\n", OTHER, OTHER[:-9], OTHER[:20] + OTHER, OTHER[15:], LONG[40:] + OTHER]
+)
 def test_a_record_with_zeros_behind_it(
     level: LogLevel, record: bytes, zeros: int, behind: bytes, small: bool
 ) -> None:
-    """It counts, whenever and in how many steps it is read, and the zeros are no damage."""
+    """It counts, whenever and in how many steps it is read, and the zeros are no damage.
+
+    Nor is what arrived behind them of records whose beginnings did not: it ends the same line.
+    """
     content = OTHER[:15] + record[:-1] + bytes(zeros) + behind
     assert read_log(content).damage == []
     begin = len(OTHER[:15] + record) - 1

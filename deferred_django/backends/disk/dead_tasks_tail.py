@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from deferred_django.backends.disk import files
-from deferred_django.backends.disk.scanner import MAX_LONG_LINE_BYTES, Scanner, last_not_nul
+from deferred_django.backends.disk.scanner import MAX_LONG_LINE_BYTES, Scanner, first_nul
 
 BACKWARD_BYTES = 64 * 1024
 
@@ -51,8 +51,8 @@ def find_tail(fd: int) -> Tail:
     if size == 0 or files.read_at(fd, 1, size - 1) == b"\n":
         return Tail(size, size, newline_missing=False)
     start, _ = next(lines_backwards(fd, size))
-    # NUL bytes may be the record's own, or what a power cut has left behind it.
-    for end in (size, last_not_nul(fd, start, size)):
+    # NUL bytes are what a power cut has left where what was appended did not arrive.
+    for end in (size, first_nul(fd, start, size)):
         if start < end and is_valid_at(fd, start, end):
             return Tail(end, size, newline_missing=True)
     return Tail(start, size, newline_missing=False)

@@ -14,7 +14,7 @@ from zlib import crc32
 from deferred_django.backends.base import MAX_RECORD_BYTES
 from deferred_django.backends.disk import files
 from deferred_django.backends.disk.long_line import LongLine
-from deferred_django.backends.disk.records import CRC_BYTES, is_valid, looks_torn
+from deferred_django.backends.disk.records import CRC_BYTES, before_nul, is_valid, looks_torn
 
 CHUNK_BYTES = 256 * 1024
 MAX_LINE_BYTES = MAX_RECORD_BYTES + CRC_BYTES
@@ -32,15 +32,15 @@ class Damage:
     reason: str
 
 
-def last_not_nul(fd: int, start: int, end: int) -> int:
-    """Where the NUL bytes begin that ``start`` to ``end`` ends with."""
-    while end > start:
-        size = min(CHUNK_BYTES, end - start)
-        chunk = files.read_at(fd, size, end - size)
-        if chunk != bytes(len(chunk)):  # strip would look at each byte for itself
-            return end - size + len(chunk.rstrip(b"\0"))
-        end -= size
-    return start
+def first_nul(fd: int, start: int, end: int) -> int:
+    """Where the first NUL byte from ``start`` to ``end`` is; ``end`` if there is none."""
+    while start < end:
+        chunk = files.read_at(fd, min(CHUNK_BYTES, end - start), start)
+        cut = chunk.find(b"\0")
+        if cut >= 0 or not chunk:
+            return start + max(cut, 0) if chunk else end
+        start += len(chunk)
+    return end
 
 
 class Scanner:
@@ -150,13 +150,16 @@ class Scanner:
             self._pass_by(tail)
             yield from self._unended_long_line()
         elif tail and is_valid(tail):
-            start = self._good_line(tail)
+            start = self._good_line()
             self.offset = self._given_to = start + len(tail)
             yield start, len(tail), tail[CRC_BYTES:]
+        elif tail and (whole := before_nul(tail)) is not None:
+            start = self._good_line()
+            self._give_unended(start, len(whole), len(tail))
+            yield start, len(whole), whole[CRC_BYTES:]
         elif tail:
-            self._tail = (len(tail), looks_torn(tail) or self._is_rest(self.offset, tail))
-        if self._tail is not None:
-            yield from self._before_nuls(fd, position)
+            torn = looks_torn(tail) or self._is_rest(self.offset, nul_first=tail[0] == 0)
+            self._tail = (len(tail), torn)
 
     def _lines(self, block: bytes) -> Iterator[tuple[int, int, bytes]]:
         for line in block.split(b"\n"):
@@ -168,23 +171,18 @@ class Scanner:
                     self._judge_bad(followed_by_record=False)
             elif self._own and line in self._own:
                 self._own.discard(line)
-                self._good_line(line)
+                self._good_line()
             elif line[:CRC_BYTES] == b"%08x:" % crc32(body := line[CRC_BYTES:]):
                 if self._bad is not None:
                     self._judge_bad(followed_by_record=True)
                 self.offset = start + len(line) + 1
                 yield start, len(line), body
                 continue
-            elif (
-                self._newline_in_front
-                and line.endswith(b"\0")
-                and is_valid(whole := line.rstrip(b"\0"))
-            ):
-                # As in _before_nuls, with another record appended behind the zeros since.
-                self._good_line(whole)
+            elif self._newline_in_front and (whole := before_nul(line)) is not None:
+                self._good_line()
                 self.torn += 1
                 yield start, len(whole), whole[CRC_BYTES:]
-            elif self._newline_in_front and self._is_rest(start, line):
+            elif self._newline_in_front and self._is_rest(start, nul_first=line[0] == 0):
                 self.torn += 1
             else:
                 self._bad_line(start, line)
@@ -206,7 +204,7 @@ class Scanner:
                 yield from self._lines(block[start:end])
             start = end + 1
 
-    def _good_line(self, line: bytes) -> int:
+    def _good_line(self) -> int:
         if self._bad is not None:
             self._judge_bad(followed_by_record=True)
         return self.offset
@@ -243,11 +241,10 @@ class Scanner:
         if line.is_valid():
             self.offset = line.start + line.length
             yield line.start, line.length, line.head[CRC_BYTES:]
-        elif self._newline_in_front and (zeros := line.zeros_behind_record()):
+        elif self._newline_in_front and (length := line.record_before_nul()):
             self.torn += 1
-            length = line.length - zeros
             yield line.start, length, line.head[:length][CRC_BYTES:]
-        elif self._newline_in_front and line.is_rest_of(self._given_to):
+        elif self._newline_in_front and self._is_rest(line.start, nul_first=line.begins_with_nul()):
             self.torn += 1
         elif self._newline_in_front and line.looks_torn():
             self._bad = (line.start, line.length, True)
@@ -256,31 +253,29 @@ class Scanner:
 
     def _unended_long_line(self) -> Iterator[tuple[int, int, bytes]]:
         assert self._long is not None
-        if self._long.is_valid():
-            self._given_to = self._long.start + self._long.length
+        line = self._long
+        if line.is_valid():
+            self._given_to = line.start + line.length
             yield from self._end_long_line(b"")
+            return
+        self._long = None
+        self.offset = line.start
+        if length := line.record_before_nul():
+            self._good_line()
+            self._give_unended(line.start, length, line.length)
+            yield line.start, length, line.head[:length][CRC_BYTES:]
         else:
-            line, self._long = self._long, None
-            self.offset = line.start
-            self._tail = (line.length, line.looks_torn() or line.is_rest_of(self._given_to))
+            rest = self._is_rest(line.start, nul_first=line.begins_with_nul())
+            self._tail = (line.length, line.looks_torn() or rest)
 
-    def _before_nuls(self, fd: int, end: int) -> Iterator[tuple[int, int, bytes]]:
-        # A file that had grown when the power went has zeros where the bytes did not arrive. The
-        # last record before them may have been whole, but for its newline, long before.
-        cut = last_not_nul(fd, self.offset, end)
-        if self.offset < cut < end:
-            inner = Scanner(self.offset, newline_in_front=False)
-            found = [each for each in inner.read(fd, cut) if each[1] == cut - self.offset]
-            if found:
-                if self._bad is not None:
-                    self._judge_bad(followed_by_record=True)
-                self.offset = self._given_to = cut
-                self._tail = (end - cut, True)
-                yield from found
+    def _give_unended(self, start: int, length: int, whole: int) -> None:
+        # What stands behind the record on its line is judged when the line has its end.
+        self.offset = self._given_to = start + length
+        self._tail = (whole - length, True)
 
-    def _is_rest(self, start: int, line: bytes) -> bool:
-        """Whether these are the zeros behind a record that was given already."""
-        return start == self._given_to and line == bytes(len(line))
+    def _is_rest(self, start: int, *, nul_first: bool) -> bool:
+        """Whether this stands behind a record that was given already, with zeros between."""
+        return start == self._given_to and nul_first
 
     def note_damage(self, damage: Damage) -> None:
         """Count a bad place: also a record that its reader can make nothing of."""
