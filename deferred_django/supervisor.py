@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Any
 
 from deferred_django import connections
+from deferred_django.heartbeat_file import HeartbeatFile
 from deferred_django.housekeeping import tell
 from deferred_django.signals import worker_lost
 from deferred_django.worker import Worker
@@ -51,6 +52,7 @@ _WAIT_SECONDS_WITHOUT_SIGNALS = 0.1
 class _Child:
     """The place of one worker process."""
 
+    number: int = 0
     pid: int | None = None
     control: int = -1
     started_at: float = 0.0
@@ -71,16 +73,19 @@ class Supervisor:
         processes: int,
         drain: bool = False,
         shutdown_timeout: float = 30.0,
+        heartbeat: HeartbeatFile | None = None,
         on_stop: Callable[[], None] | None = None,
     ) -> None:
         """``make_worker`` is called in each child; ``shutdown_timeout`` (seconds) is that of the
-        workers. With ``drain`` a process that ends by itself is not replaced. ``on_stop`` is
-        called once the workers have been told of the first signal."""
+        workers. With ``drain`` a process that ends by itself is not replaced. ``heartbeat``, of
+        as many processes, is written while they are at work, and removed at the end. ``on_stop``
+        is called once the workers have been told of the first signal."""
         self._make_worker = make_worker
         self._drain = drain
         self._shutdown_timeout = shutdown_timeout
+        self._heartbeat = heartbeat
         self._on_stop = on_stop
-        self._children = [_Child() for _ in range(processes)]
+        self._children = [_Child(number) for number in range(processes)]
         self._signals = 0
         self._told = 0
         self._kill_at: float | None = None
@@ -101,11 +106,14 @@ class Supervisor:
                     self._start_due()
                     self._wait(wait_seconds)
                     self._reap()
+                    self._update_heartbeat()
         finally:
             for child in self._children:  # an end of the pipe stops a worker at once
                 self._forget(child)
             os.close(self._wake_read)
             os.close(self._wake_write)
+            if self._heartbeat is not None:
+                self._heartbeat.remove()
 
     # -- signals ---------------------------------------------------------------------------------
 
@@ -194,7 +202,9 @@ class Supervisor:
                 for other in self._children:  # held here, the end of a pipe would never come
                     if other.control != -1:
                         os.close(other.control)
-                run_child(self._make_worker, control)
+                heartbeat = self._heartbeat
+                beater = None if heartbeat is None else heartbeat.beater(child.number)
+                run_child(self._make_worker, control, beater)
             finally:
                 leave(1)
         os.close(control)
@@ -247,7 +257,13 @@ class Supervisor:
         moments = [child.start_at for child in self._children if not child.pid and not child.done]
         if self._kill_at is not None:
             moments.append(self._kill_at)
+        if self._heartbeat is not None:
+            seconds = min(seconds, self._heartbeat.seconds_to_next())
         timeout = min([seconds, *(max(moment - now, 0.0) for moment in moments)])
         if select.select([self._wake_read], [], [], timeout)[0]:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake_read, 4096)
+
+    def _update_heartbeat(self) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.update(child.number for child in self._children if not child.done)

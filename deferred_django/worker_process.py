@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from deferred_django import registry
+from deferred_django.heartbeat_file import HeartbeatFile
 from deferred_django.recycling import RECYCLED
 from deferred_django.worker import Worker
 
@@ -34,10 +35,13 @@ STOP, STOP_NOW = b"s", b"n"
 MakeWorker = Callable[[], Worker]
 
 
-def run_child(make_worker: MakeWorker, control: int) -> NoReturn:
+def run_child(
+    make_worker: MakeWorker, control: int, on_beat: Callable[[float], None] | None = None
+) -> NoReturn:
     """Be a worker process: called in a forked child, never returns.
 
-    ``control`` is the reading end of the supervisor's pipe.
+    ``control`` is the reading end of the supervisor's pipe, ``on_beat`` is called at each round
+    of the worker's fetcher.
     """
     code = 1
     worker = None
@@ -46,6 +50,7 @@ def run_child(make_worker: MakeWorker, control: int) -> NoReturn:
         if "numpy" in sys.modules:  # its generator would be the same in every child
             sys.modules["numpy"].random.seed()
         worker = make_worker()
+        worker.pulse.on_beat = on_beat
         _set_child_signals(worker)
         threading.Thread(
             target=_watch, args=(control, worker), name="deferred-control", daemon=True
@@ -74,7 +79,7 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def run_here(make_worker: MakeWorker) -> Worker:
+def run_here(make_worker: MakeWorker, heartbeat: HeartbeatFile | None = None) -> Worker:
     """Work in this process until the end; nothing forks. Returns the last worker.
 
     In the main thread SIGTERM and SIGINT stop it, a second one at once. A worker that has run
@@ -92,8 +97,13 @@ def run_here(make_worker: MakeWorker) -> Worker:
 
         if threading.current_thread() is threading.main_thread():
             stack.enter_context(handled_signals({signal.SIGTERM: stop, signal.SIGINT: stop}))
+        on_beat = None
+        if heartbeat is not None:
+            on_beat = heartbeat.beater(0)
+            stack.enter_context(heartbeat.written_by_a_thread())
         while True:
             worker = make_worker()
+            worker.pulse.on_beat = on_beat
             current[:] = [worker]
             if signals:  # it came between two workers
                 worker.request_stop(now=signals > 1)

@@ -37,7 +37,7 @@ LAYERS = (
     ("attempt", "connections", "event_loop", "execution", "hold"),
     ("housekeeping", "local", "pool"),
     ("prefetch", "pulse", "quarantine", "recycling"),
-    ("worker", "worker_process"),
+    ("heartbeat_file", "worker", "worker_process"),
     ("supervisor",),
     ("apps", "checks", "console.*", "event_log", "management.*", "testing.*"),
 )

@@ -7,6 +7,8 @@ the backend only makes each of them durable. No Django is imported here.
 All times are unix seconds (``float``, kept to milliseconds). All methods may be called from any
 thread. Every error of the store is an :class:`OSError` that names the file, or one of
 :mod:`deferred_django.exceptions`.
+
+It has more than 300 lines because it is one text to be read as a whole: the contract.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import abc
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from deferred_django import ids
@@ -29,6 +32,7 @@ from deferred_django.backends.values import (
     DeadTaskFilter,
     DeadTaskRecord,
     Finding,
+    Limits,
     PendingTask,
     Progress,
     RunningTask,
@@ -47,6 +51,7 @@ __all__ = [
     "DeadTaskFilter",
     "DeadTaskRecord",
     "Finding",
+    "Limits",
     "PendingTask",
     "Progress",
     "RunningTask",
@@ -150,6 +155,15 @@ class Backend(ScheduleStore, abc.ABC):
     @abc.abstractmethod
     def status(self) -> Status:
         """The store at a glance. Changes nothing and creates no file."""
+
+    def bounded_status(self, limits: Limits) -> Status:
+        """The status as far as it takes to know which of the limits are exceeded.
+
+        A number over its limit is a lower bound, what no limit asks for may be missing, and a
+        problem is what keeps the rest from being true. A probe that runs every few seconds asks
+        this: it must not count a million tasks to know that there are more than a hundred.
+        """
+        return replace(self.status(), problems=())
 
     def verify(self) -> list[Finding]:
         """Read the whole store through and report what is not as it was written; change nothing."""

@@ -109,6 +109,18 @@ class Status:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What is to be asked of a store; ``None``: it does not matter."""
+
+    pending: int | None = None
+    """More due tasks than these are too many."""
+    age: float | None = None
+    """The oldest due task must not wait for longer (seconds)."""
+    dead: int | None = None
+    """More dead tasks than these are too many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """One thing that a read-through of a store found."""
 

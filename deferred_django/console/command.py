@@ -10,6 +10,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 
 from deferred_django.backends.base import Backend
+from deferred_django.console.health import Unhealthy
 from deferred_django.console.output import Output
 from deferred_django.exceptions import DeadTasksLockTimeout
 from deferred_django.registry import get_backend
@@ -39,6 +40,8 @@ class StoreCommand(BaseCommand):
                 self.err.line("The backend None keeps no tasks: there is no store to look at.")
             self.run(backend, options)
             self.out.flush()
+        except Unhealthy:  # its lines are escaped
+            raise
         except CommandError as error:  # it may name ids that hold anything
             raise CommandError(self.err.escape(str(error)), returncode=error.returncode) from error
         except KeyboardInterrupt:

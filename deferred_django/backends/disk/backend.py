@@ -15,12 +15,13 @@ from deferred_django.backends.base import (
     DeadTaskFilter,
     DeadTaskRecord,
     Finding,
+    Limits,
     PendingTask,
     Progress,
     RunningTask,
     Status,
 )
-from deferred_django.backends.disk import dead_task_json, verify
+from deferred_django.backends.disk import bounded, dead_task_json, verify
 from deferred_django.backends.disk.boot import boot_id
 from deferred_django.backends.disk.dead_tasks_storage import DeadTasksStorage
 from deferred_django.backends.disk.schedule_file import ScheduleFile
@@ -133,16 +134,18 @@ class DiskBackend(Backend):
             problems.append(f"dead tasks cannot be counted: {error}")
         workers, unreadable = self._workers.alive()
         problems += self._schedule.problems()
-        oldest = counts.oldest_ms
         return Status(
             pending=counts.due,
             delayed=counts.delayed,
             running=counts.running,
             dead=dead,
-            oldest_age=None if oldest is None else round(time.time() - oldest / 1000, 3),
+            oldest_age=counts.oldest_age,
             workers=workers,
             problems=problems + unreadable,
         )
+
+    def bounded_status(self, limits: Limits) -> Status:
+        return bounded.status(self.tasks.names, self.dead_tasks, limits)
 
     def verify(self) -> list[Finding]:
         names = self.tasks.names

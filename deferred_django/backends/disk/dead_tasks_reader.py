@@ -10,7 +10,9 @@ it; so nobody waits for it but who needs all of the file: counts, the far pages,
 
 from __future__ import annotations
 
+import itertools
 import os
+import sys
 import threading
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -175,6 +177,18 @@ class Reader:
         try:
             with self._file.opened(READ) as fd, self._whole_index(fd, generation) as index:
                 return len(index)
+        except FileNotFoundError:
+            return 0
+
+    def count_up_to(self, most: int) -> int:
+        """How many ids there are; ``most`` if there are as many or more."""
+        generation = self._file.generation()
+        try:
+            with self._file.opened(READ) as fd:
+                with self._index_at_once(fd, generation) as index:
+                    if index is not None:
+                        return min(len(index), most)
+                return sum(1 for _ in itertools.islice(NewestRecords(fd, sys.maxsize), most))
         except FileNotFoundError:
             return 0
 

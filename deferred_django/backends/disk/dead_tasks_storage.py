@@ -171,6 +171,13 @@ class DeadTasksStorage:
         """How many ids there are, or how many have a newest record that ``matches``."""
         return self._reader.count(matches)
 
+    def count_up_to(self, most: int) -> int:
+        """How many ids there are; ``most`` if there are as many or more.
+
+        It reads so many of the newest records, however large the file is.
+        """
+        return self._reader.count_up_to(most)
+
     def find(self, task_id: str) -> bytes | None:
         """The newest record of the id."""
         return self._reader.find(task_id)

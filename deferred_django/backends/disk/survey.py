@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -24,6 +25,12 @@ class Counts:
     running: int = 0
     oldest_ms: int | None = None
     """When the first of the due ones was due."""
+
+    @property
+    def oldest_age(self) -> float | None:
+        """Seconds since then."""
+        oldest = self.oldest_ms
+        return None if oldest is None else round(time.time() - oldest / 1000, 3)
 
 
 def lines(segment: Segment, rows: Iterable[int]) -> Iterator[tuple[int, bytes]]:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import math
-from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -16,6 +13,14 @@ from django.utils.module_loading import module_has_submodule
 
 from deferred_django import checks, logs, registry
 from deferred_django.backends.base import Backend
+from deferred_django.console.arguments import (
+    checked,
+    checked_if_given,
+    option,
+    positive_int,
+    seconds,
+)
+from deferred_django.heartbeat_file import HeartbeatFile
 from deferred_django.queue_choice import QueueChoice, checked_names
 from deferred_django.recycling import format_size, parse_size, resident_bytes
 from deferred_django.supervisor import Supervisor
@@ -39,21 +44,21 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         """Add the options."""
         parser.add_argument(
-            "--processes", type=_option(process_count), default=1, help="How many processes."
+            "--processes", type=option(process_count), default=1, help="How many processes."
         )
         parser.add_argument(
-            "--threads", type=_option(thread_count), default=4, help="How many in each process."
+            "--threads", type=option(thread_count), default=4, help="How many in each process."
         )
         parser.add_argument(
             "--queues",
-            type=_option(queue_names),
+            type=option(queue_names),
             metavar="A,B",
             help="Run the tasks of these queues only. A,B,* runs those of all queues: first what "
             "is due in A, then in B, then the rest.",
         )
         parser.add_argument(
             "--exclude-queues",
-            type=_option(excluded_names),
+            type=option(excluded_names),
             metavar="A,B",
             help="Leave the tasks of these queues to other workers.",
         )
@@ -62,34 +67,39 @@ class Command(BaseCommand):
         )
         parser.add_argument(
             "--max-tasks",
-            type=_option(positive_int),
+            type=option(positive_int),
             metavar="N",
             help="Replace a process after it has run so many tasks.",
         )
         parser.add_argument(
             "--max-memory",
-            type=_option(memory_size),
+            type=option(memory_size),
             metavar="SIZE",
             help="Replace a process that has more memory in use (512M, 2G) when a task has ended.",
         )
         parser.add_argument(
             "--shutdown-timeout",
-            type=_option(seconds),
+            type=option(seconds),
             default=30.0,
             metavar="SECONDS",
             help="How long a stop waits for running tasks before it puts them back.",
         )
+        parser.add_argument(
+            "--heartbeat-file",
+            metavar="FILE",
+            help="Keep this file fresh while all processes work: for deferred_status --check.",
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Work."""
-        processes = _checked("processes", process_count, options["processes"])
-        threads = _checked("threads", thread_count, options["threads"])
-        shutdown_timeout = _checked("shutdown_timeout", seconds, options["shutdown_timeout"])
-        max_tasks = _checked_if_given("max_tasks", positive_int, options["max_tasks"])
-        max_memory = _checked_if_given("max_memory", memory_size, options["max_memory"])
-        queues = _checked_if_given("queues", queue_names, options["queues"])
-        excluded = _checked_if_given("exclude_queues", excluded_names, options["exclude_queues"])
-        choice = _checked("queues", lambda names: QueueChoice.of(names, excluded or ()), queues)
+        processes = checked("processes", process_count, options["processes"])
+        threads = checked("threads", thread_count, options["threads"])
+        shutdown_timeout = checked("shutdown_timeout", seconds, options["shutdown_timeout"])
+        max_tasks = checked_if_given("max_tasks", positive_int, options["max_tasks"])
+        max_memory = checked_if_given("max_memory", memory_size, options["max_memory"])
+        queues = checked_if_given("queues", queue_names, options["queues"])
+        excluded = checked_if_given("exclude_queues", excluded_names, options["exclude_queues"])
+        choice = checked("queues", lambda names: QueueChoice.of(names, excluded or ()), queues)
         drain = bool(options["drain"])
         in_this_process = processes == 1 and not getattr(self, "_called_from_command_line", False)
         if max_memory is not None and in_this_process:
@@ -100,6 +110,9 @@ class Command(BaseCommand):
             )
 
         backend = usable_backend()
+        heartbeat = None
+        if options.get("heartbeat_file"):
+            heartbeat = begun_heartbeat(str(options["heartbeat_file"]), processes)
         import_tasks()
         if max_memory is not None and resident_bytes() >= max_memory:
             raise CommandError(
@@ -126,13 +139,14 @@ class Command(BaseCommand):
             f"{', until nothing is due' if drain else '; stop it with Ctrl-C'}"
         )
         if in_this_process:
-            run_here(make_worker)
+            run_here(make_worker, heartbeat)
         else:
             Supervisor(
                 make_worker,
                 processes=processes,
                 drain=drain,
                 shutdown_timeout=shutdown_timeout,
+                heartbeat=heartbeat,
                 on_stop=lambda: self.say(
                     f"stopping; running tasks have {shutdown_timeout:g} s, "
                     "a second signal puts them back at once"
@@ -168,6 +182,18 @@ def usable_backend() -> Backend:
     return backend
 
 
+def begun_heartbeat(path: str, processes: int) -> HeartbeatFile:
+    """The heartbeat file; ``CommandError`` if it cannot be written."""
+    heartbeat = HeartbeatFile(path, processes)
+    try:
+        heartbeat.begin()
+    except OSError as error:
+        raise CommandError(
+            f"--heartbeat-file {heartbeat.path} cannot be written: {error.strerror}."
+        ) from error
+    return heartbeat
+
+
 def is_disk(backend: Backend) -> bool:
     """Whether the backend keeps its store in ``PATH``."""
     return type(backend).__module__.startswith("deferred_django.backends.disk")
@@ -201,14 +227,6 @@ def counted(number: int, one: str, many: str) -> str:
     return f"{number} {one if number == 1 else many}"
 
 
-def positive_int(value: Any) -> int:
-    """An int of 1 or more, from itself or its text; ``ValueError`` for anything else."""
-    text = str(value)
-    if isinstance(value, bool) or not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise ValueError("it must be a whole number of 1 or more")
-    return int(text)
-
-
 def process_count(value: Any) -> int:
     """How many processes; ``ValueError`` also for a number that can only be a slip."""
     return _at_most(MAX_PROCESSES, positive_int(value))
@@ -222,14 +240,6 @@ def thread_count(value: Any) -> int:
 def _at_most(limit: int, number: int) -> int:
     if number > limit:
         raise ValueError(f"it must be {limit} at most")
-    return number
-
-
-def seconds(value: Any) -> float:
-    """Seconds of 0 or more; ``ValueError`` for anything else."""
-    number = float(value)
-    if not 0 <= number < math.inf:
-        raise ValueError("it must be a number of seconds of 0 or more")
     return number
 
 
@@ -251,25 +261,3 @@ def memory_size(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise ValueError("it must be a size such as 512M or 2G")
     return parse_size(str(value))
-
-
-def _option(parse: Callable[[Any], Any]) -> Callable[[str], Any]:
-    def parse_text(text: str) -> Any:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
-
-    return parse_text
-
-
-def _checked_if_given(name: str, parse: Callable[[Any], Any], value: Any) -> Any:
-    return None if value is None else _checked(name, parse, value)
-
-
-def _checked(name: str, parse: Callable[[Any], Any], value: Any) -> Any:
-    # call_command passes Python values past the parser.
-    try:
-        return parse(value)
-    except (TypeError, ValueError) as error:
-        raise CommandError(f"{name} is {value!r}: {error}", returncode=2) from None
