@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from deferred_django.current import current_task
     from deferred_django.exceptions import (
         DeadTasksLockTimeout,
+        EnqueueStopped,
         PushTimeout,
         TaskTimeout,
         UnknownTask,
@@ -29,6 +30,7 @@ __all__ = [
     "DEFAULT",
     "DeadTasksLockTimeout",
     "DeferredTask",
+    "EnqueueStopped",
     "PushTimeout",
     "TaskTimeout",
     "UnknownTask",
@@ -46,6 +48,7 @@ _MODULES = {
     "DEFAULT": "retry",
     "DeadTasksLockTimeout": "exceptions",
     "DeferredTask": "task",
+    "EnqueueStopped": "exceptions",
     "PushTimeout": "exceptions",
     "TaskTimeout": "exceptions",
     "UnknownTask": "exceptions",

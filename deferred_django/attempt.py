@@ -21,13 +21,15 @@ from typing import NoReturn
 from asgiref.sync import async_to_sync
 from django.core.cache import caches
 
-from deferred_django import connections, event_loop
+from deferred_django import attempt_middleware, connections, event_loop
+from deferred_django.attempt_middleware import Around
 from deferred_django.context import TaskContext
 from deferred_django.current import CurrentTask, running
 from deferred_django.event_loop import EventLoop
+from deferred_django.middleware_setting import Middleware
 from deferred_django.task import DeferredTask
 
-_OWN_FILES = frozenset({__file__, event_loop.__file__})
+_OWN_FILES = frozenset({__file__, attempt_middleware.__file__, event_loop.__file__})
 
 Failure = tuple[BaseException, float | None]
 """What a task raised, and the seconds to its next attempt (``None``: there is none)."""
@@ -40,25 +42,35 @@ def run_attempt(
     *,
     loop: EventLoop | None = None,
     check_connections: bool = False,
+    middleware: Middleware = (),
 ) -> Failure | None:
     """Run the task once, in this thread or (``async def``) on ``loop``, and ask its retry policy.
 
     Without a ``loop``, an async task runs on one that lives for this call only, and its
-    thread-sensitive code runs in this thread.
+    thread-sensitive code runs in this thread. The ``middleware`` is entered and left in this
+    thread, in the attempt's context, around all that the task does.
     """
     own = contextvars.Context()
     pid = os.getpid()
     if check_connections:
         connections.before_task()
-    if task.is_async:
-        error = _run_async(task, context, current, own, loop, check_connections)
-    else:
+    around = Around(middleware, current) if middleware else None
+    error = None if around is None else own.run(around.enter)
+    if error is None and task.is_async:
+        # With middleware in a copy: the loop's thread may still be on its way out of the context.
+        inner = own if around is None else own.copy()
+        error = _run_async(task, context, current, inner, loop, check_connections)
+    elif error is None:
         error = own.run(_run_sync, task, context, current)
-        if len(own):  # empty, the task used no cache and nothing else that has a context
-            own.run(_close_caches)
     if os.getpid() != pid:
         # The task forked and its child came back here, where only the parent has a claim.
         _end_child(error)
+    if around is not None:
+        error = own.run(around.leave, error)
+    # Empty, the task used no cache and nothing else that has a context. (What an async task used
+    # is closed on the loop's thread, which may still be on its way out of the context.)
+    if len(own) and (around is not None or not task.is_async):
+        own.run(_close_caches)
     failure = None
     if error is not None:
         error = BaseException.with_traceback(error, _without_own_frames(error.__traceback__))

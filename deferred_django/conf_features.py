@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from deferred_django import backpressure_setting
+from deferred_django import backpressure_setting, middleware_setting
 from deferred_django.backpressure_setting import Backpressure
 from deferred_django.conf_wording import Reject
+from deferred_django.middleware_setting import LogContextVars, Middleware
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,9 @@ class Features:
     """What the setting says about the queue and the worker; a field for each key."""
 
     backpressure: Backpressure | None = None
+    enqueue_middleware: Middleware = ()
+    perform_middleware: Middleware = ()
+    log_context_vars: LogContextVars = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,15 @@ class FeatureKey:
 FEATURE_KEYS: Final[Mapping[str, FeatureKey]] = {
     backpressure_setting.KEY: FeatureKey(
         "backpressure", "E009", backpressure_setting.read_backpressure
+    ),
+    middleware_setting.ENQUEUE_KEY: FeatureKey(
+        "enqueue_middleware", "E010", middleware_setting.read_enqueue_middleware
+    ),
+    middleware_setting.PERFORM_KEY: FeatureKey(
+        "perform_middleware", "E011", middleware_setting.read_perform_middleware
+    ),
+    middleware_setting.LOG_CONTEXT_KEY: FeatureKey(
+        "log_context_vars", "E013", middleware_setting.read_log_context_vars
     ),
 }
 

@@ -116,8 +116,11 @@ class TaskContext:
                 encoded_kwargs[name] = encode(value)
             encoded_user: dict[str, Any] = {}
             if user_context:
-                for name, value in user_context.items():
-                    encoded_user[name] = encode(value)
+                for key, value in user_context.items():
+                    name = f"user_context[{key!r}]"
+                    if encode(key) != key or not isinstance(key, str):
+                        raise NotCarriedError("a name in the user context must be a plain str")
+                    encoded_user[key] = encode(value)
         except NotCarriedError as refusal:
             position = len(encoded)
             if not name:

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
 
+from deferred_django.decoding import decode
 from deferred_django.retry import RetryDecision
+
+
+class UserContext:
+    """What travels with a task besides its arguments: decoded once, and only if it is asked for."""
+
+    def __init__(self, encoded: dict[str, Any]) -> None:
+        self._encoded = encoded
+
+    @functools.cached_property
+    def decoded(self) -> dict[str, Any]:
+        """The values by their names."""
+        return {name: decode(value) for name, value in self._encoded.items()}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,6 +41,18 @@ class CurrentTask:
     """The number of this attempt, from 1."""
     decision: RetryDecision = field(repr=False)
     """The worker asks it with the exception once the attempt has failed."""
+    queue: str = "default"
+    """The queue that it was enqueued in."""
+    carried: UserContext | None = field(default=None, repr=False)
+    """What :attr:`user_context` is made of; ``None`` if nothing travels along."""
+
+    @property
+    def user_context(self) -> dict[str, Any]:
+        """What enqueue middleware sent along, besides the arguments. Not to be changed.
+
+        It is decoded at the first use, which raises what reading arguments can raise.
+        """
+        return {} if self.carried is None else self.carried.decoded
 
     @property
     def retries(self) -> int:

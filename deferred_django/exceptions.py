@@ -14,6 +14,10 @@ class PushTimeout(TimeoutError):
     """An enqueue waited for room in the queue and did not get it in time. Nothing was enqueued."""
 
 
+class EnqueueStopped(Exception):
+    """For enqueue middleware to raise: the task is not to be enqueued. Nothing was enqueued."""
+
+
 class TaskTimeout(TimeoutError):
     """A task ran longer than its ``timeout`` allows. The attempt counts as failed."""
 

@@ -12,7 +12,7 @@ from deferred_django import connections, logs
 from deferred_django.attempt import Failure, run_attempt
 from deferred_django.backends.base import ClaimedTask
 from deferred_django.context import TaskContext
-from deferred_django.current import CurrentTask
+from deferred_django.current import CurrentTask, UserContext
 from deferred_django.event_loop import EventLoop
 from deferred_django.hold import Abandoned, Hold
 from deferred_django.queue import MAX_CRASHES, UNREADABLE_TASK, Queue
@@ -89,14 +89,26 @@ def execute(
 
     attempt = context.attempts + 1
     current = CurrentTask(
-        claim.id, context.task, attempt, RetryDecision(task.retry_policy, attempt)
+        claim.id,
+        context.task,
+        attempt,
+        RetryDecision(task.retry_policy, attempt),
+        claim.queue,
+        UserContext(context.user_context) if context.user_context else None,
     )
     hold.begun = (current, time.time())
     if task_started.is_heard:
         latency = max(time.time() - claim.publish_at, 0.0)
         _tell(task_started, task, claim, context.task, attempt=attempt, latency=latency)
     began = time.monotonic()
-    failure = run_attempt(task, context, current, loop=loop, check_connections=check_connections)
+    failure = run_attempt(
+        task,
+        context,
+        current,
+        loop=loop,
+        check_connections=check_connections,
+        middleware=queue.features.perform_middleware,
+    )
     duration = time.monotonic() - began
     hold.settling = True
     if failure is None:

@@ -44,6 +44,7 @@ class Bounded:
 
 _errors = Bounded()
 _unknown_names = Bounded(None)
+_not_carried = Bounded(None)
 
 
 def kind(error: BaseException) -> str:
@@ -74,6 +75,23 @@ def task_unknown(task: str, error: BaseException) -> None:
             task,
             failures.safe_str(error).removeprefix(f"{task}: "),
         )
+
+
+def error_swallowed(path: str, task: str) -> None:
+    """A perform middleware swallowed what a task raised. Logged at a bounded rate."""
+    if _errors.allows(f"{path} {task}"):
+        logger.warning(
+            "The perform middleware %s swallowed an error of %s; the attempt has failed all the "
+            "same.",
+            path,
+            task,
+        )
+
+
+def not_carried(path: str, why: str) -> None:
+    """A context variable holds what cannot travel: logged once for each variable."""
+    if _not_carried.allows(path):
+        logger.warning("The context variable %s is not carried to tasks: %s.", path, why)
 
 
 def store_error(doing: str, error: BaseException) -> None:

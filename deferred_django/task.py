@@ -12,6 +12,7 @@ from asgiref.sync import markcoroutinefunction, sync_to_async
 
 from deferred_django import ids, naming, registry
 from deferred_django.context import TaskContext
+from deferred_django.enqueue_call import CallTarget, EnqueueCall
 from deferred_django.exceptions import UnknownTask
 from deferred_django.on_commit import enqueue_or_hold
 from deferred_django.options import EnqueueOptions
@@ -167,11 +168,20 @@ def _prepare(
     kwargs: dict[str, Any],
 ) -> tuple[Queue, TaskContext, str, float | None, EnqueueOptions]:
     """Check and encode one call: what :func:`enqueue_or_hold` takes to write it."""
+    _require_importable(task)
+    queue, task_id, publish_at = registry.get_queue(), ids.new_id(), options.due_at()
+    user_context = None
+    if queue.features.enqueue_middleware:
+        target = CallTarget(task_id, task.name, options.queue, options.priority, publish_at)
+        call = EnqueueCall(target, args, kwargs)
+        call.pass_through(queue.features.enqueue_middleware)
+        args, kwargs, user_context = call.args, call.kwargs, call.user_context
     checker = task._call_checker
     checker.check(task.name, args, kwargs)
-    _require_importable(task)
-    context = TaskContext.build(task.name, args, kwargs, names=checker.names)
-    return registry.get_queue(), context, ids.new_id(), options.due_at(), options
+    context = TaskContext.build(
+        task.name, args, kwargs, names=checker.names, user_context=user_context
+    )
+    return queue, context, task_id, publish_at, options
 
 
 # -- names -----------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from deferred_django.conf_features import Features
 from deferred_django.context import TaskContext
 
 
@@ -19,6 +20,8 @@ class Enqueued(NamedTuple):
 
 class StubQueue:
     """Set ``error`` to have it fail."""
+
+    features = Features()
 
     def __init__(self) -> None:
         self.calls: list[Enqueued] = []

@@ -17,7 +17,7 @@ LAYERS = (
     ("backends.disk.*", "backends.none"),
     ("codec", "decoding", "references"),
     ("conf_wording",),
-    ("backpressure_setting",),
+    ("backpressure_setting", "middleware_setting"),
     ("conf_features",),
     (
         "conf",
@@ -33,13 +33,13 @@ LAYERS = (
     ("context",),
     ("queue",),
     ("registry",),
-    ("cancellation", "on_commit", "options", "signatures", "task"),
-    ("attempt", "connections", "event_loop", "execution", "hold"),
+    ("cancellation", "enqueue_call", "on_commit", "options", "signatures", "task"),
+    ("attempt", "attempt_middleware", "connections", "event_loop", "execution", "hold"),
     ("housekeeping", "local", "pool"),
     ("prefetch", "pulse", "quarantine", "recycling"),
     ("heartbeat_file", "worker", "worker_process"),
     ("supervisor",),
-    ("apps", "checks", "console.*", "event_log", "management.*", "testing.*"),
+    ("apps", "checks", "console.*", "event_log", "middleware", "management.*", "testing.*"),
 )
 WITHOUT_DJANGO = ("exceptions", "forks", "ids", "nesting", "backends.*")
 """The store: usable, testable and fuzzable alone."""

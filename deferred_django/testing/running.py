@@ -52,7 +52,7 @@ def run_enqueued(*, raise_exceptions: bool = False, max_tasks: int = MAX_TASKS) 
             'DEFERRED["BACKEND"] keeps no tasks, so there is nothing to run here; use the '
             "fixture deferred_store, or deferred_django.testing.own_store()"
         )
-    queue = _Witness(backend)
+    queue = _Witness(backend, features=registry.get_features())
     runs: list[TaskRun] = []
     while True:
         _enqueue_what_waits_for_commits()
