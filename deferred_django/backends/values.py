@@ -93,6 +93,16 @@ class WorkerInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QueueStatus:
+    """What :class:`Status` counts, of one queue."""
+
+    pending: int = 0
+    delayed: int = 0
+    running: int = 0
+    oldest_age: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
     """A store at a glance."""
 
@@ -104,6 +114,8 @@ class Status:
     oldest_age: float | None
     """Seconds since the oldest pending task fell due; ``None`` if there is none."""
     workers: Sequence[WorkerInfo] = ()
+    queues: Mapping[str, QueueStatus] = field(default_factory=dict)
+    """The queues that have tasks which are pending, delayed or running."""
     problems: Sequence[str] = ()
     """Sentences for a person: files that could not be opened, damage that was met."""
 

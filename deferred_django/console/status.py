@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
-from deferred_django.backends.base import RunningTask, Status, WorkerInfo
+from deferred_django.backends.base import QueueStatus, RunningTask, Status, WorkerInfo
 from deferred_django.console import times
 from deferred_django.console.output import Output
 from deferred_django.console.table import Column, write_table
@@ -33,6 +34,15 @@ _TASK_LAYOUTS = (
     ((_FOR, _TASK, _BY), (_ID,)),
     ((_FOR, _TASK), (_ID,), (_BY,)),
 )
+_QUEUE = Column(key="queue", title="QUEUE", least=16, role="MIGRATE_LABEL")
+_COUNTS = (
+    Column(key="pending", title="PENDING", right=True),
+    Column(key="delayed", title="DELAYED", right=True),
+    Column(key="running", title="RUNNING", right=True),
+    Column(key="oldest", title="DUE FOR", right=True),
+)
+
+_QUEUE_LAYOUTS = (((_QUEUE, *_COUNTS),), ((_QUEUE,), _COUNTS))
 _WORKER_LAYOUTS = (
     ((_PID, _STARTED, _THREADS, _STATE, _HOST, _QUEUES),),
     ((_PID, _STARTED), (_STATE, _THREADS), (_HOST,), (_QUEUES,)),
@@ -63,6 +73,7 @@ def as_dict(status: Status) -> dict[str, Any]:
             }
             for worker in status.workers
         ],
+        "queues": {name: asdict(queue) for name, queue in status.queues.items()},
         "problems": list(status.problems),
     }
 
@@ -75,6 +86,8 @@ def write_status(out: Output, status: Status) -> None:
     _write_count(out, "Running", status.running)
     _write_count(out, "Dead", status.dead, role="ERROR" if status.dead else None)
     _write_count(out, "Workers", len(status.workers))
+    if set(status.queues) - {"default"}:
+        _write_queues(out, status.queues)
     if status.workers:
         out.line()
         write_table(out, [_row(worker) for worker in status.workers], _WORKER_LAYOUTS)
@@ -84,6 +97,21 @@ def write_status(out: Output, status: Status) -> None:
         out.line("Problems", "MIGRATE_HEADING")
         for problem in status.problems:
             out.line(f"  {problem}", "WARNING")
+
+
+def _write_queues(out: Output, queues: Mapping[str, QueueStatus]) -> None:
+    rows = [
+        {
+            "queue": name,
+            "pending": str(queue.pending),
+            "delayed": str(queue.delayed),
+            "running": str(queue.running),
+            "oldest": "" if queue.oldest_age is None else times.format_duration(queue.oldest_age),
+        }
+        for name, queue in queues.items()
+    ]
+    out.line()
+    write_table(out, rows, _QUEUE_LAYOUTS)
 
 
 def _waiting(age: float) -> str:
@@ -104,20 +132,17 @@ def _row(worker: WorkerInfo) -> dict[str, str]:
         "started": times.ago(worker.started_at),
         "threads": str(worker.threads),
         "queues": "all" if worker.queues is None else ",".join(worker.queues),
-        "state": _state(worker),
+        "state": state_of(worker),
     }
 
 
-def _state(worker: WorkerInfo) -> str:
+def state_of(worker: WorkerInfo) -> str:
+    """``running``, ``stopped`` (by a signal) or ``stuck`` (no sign of life for a minute)."""
     if worker.stopped:
         return "stopped"
-    return "stuck" if is_stuck(worker) else "running"
-
-
-def is_stuck(worker: WorkerInfo) -> bool:
-    """Whether the worker gives no sign of life."""
     heartbeat_at = worker.heartbeat_at
-    return heartbeat_at is not None and time.time() - heartbeat_at > STUCK_SECONDS
+    silent = heartbeat_at is not None and time.time() - heartbeat_at > STUCK_SECONDS
+    return "stuck" if silent else "running"
 
 
 def _write_running(out: Output, workers: Sequence[WorkerInfo]) -> None:

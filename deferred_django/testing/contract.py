@@ -405,6 +405,20 @@ class StoreContract(BackendContract):
         assert (status.pending, status.delayed, status.running, status.dead) == (3, 1, 1, 1)
         assert status.oldest_age == pytest.approx(50, abs=30)
 
+    def test_the_status_counts_by_queue(self, backend: Backend, other: Backend) -> None:
+        for priority in (0, 5, 0):
+            backend.add_task(b"", queue="mail", publish_at=time.time() - 50, priority=priority)
+        backend.add_task(b"", queue="slow", publish_at=time.time() + 500)
+        [claim] = backend.claim_tasks(1, queues=["mail"])
+        backend.start_task(claim)
+        queues = other.status().queues
+        assert set(queues) == {"mail", "slow"}
+        mail, slow = queues["mail"], queues["slow"]
+        assert (mail.pending, mail.delayed, mail.running) == (2, 0, 1)
+        assert mail.oldest_age == pytest.approx(50, abs=30)
+        assert (slow.pending, slow.delayed, slow.running) == (0, 1, 0)
+        assert slow.oldest_age is None
+
     def test_a_worker_is_listed_while_it_lives(self, backend: Backend, other: Backend) -> None:
         backend.worker_started(threads=3, queues=["mail"])
         [worker] = other.status().workers

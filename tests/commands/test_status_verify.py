@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 from django.test import override_settings
+from prometheus_client.parser import text_string_to_metric_families
 
-from deferred_django.backends.base import Finding, RunningTask, Status, WorkerInfo
+from deferred_django.backends.base import Finding, QueueStatus, RunningTask, Status, WorkerInfo
 from deferred_django.console.status import SHOWN_TASKS
 from deferred_django.console.text import width
 from tests.commands.conftest import CommandLine
@@ -41,6 +42,10 @@ def busy(backend: FakeBackend) -> FakeBackend:
             ),
             WorkerInfo(token="b", pid=43, queues=("mail", "slow"), stopped=True, **common),
         ],
+        queues={
+            "mail": QueueStatus(pending=12, running=2, oldest_age=200.5),
+            "slow": QueueStatus(delayed=3),
+        },
         problems=["/s/seg: Permission denied\x1b"],
     )
     return backend
@@ -57,6 +62,10 @@ def test_status_as_json(busy: FakeBackend, command_line: CommandLine) -> None:
         "running": 2,
         "dead": 5,
         "oldest_age": 200.5,
+        "queues": {
+            "mail": {"pending": 12, "delayed": 0, "running": 2, "oldest_age": 200.5},
+            "slow": {"pending": 0, "delayed": 3, "running": 0, "oldest_age": None},
+        },
         "problems": ["/s/seg: Permission denied\x1b"],
     }
     assert first == {
@@ -81,6 +90,12 @@ def test_status_as_a_table(busy: FakeBackend, command_line: CommandLine) -> None
         "Dead           5",
         "Workers        2",
     ]
+    assert [line.split() for line in lines[6:9]] == [
+        ["QUEUE", "PENDING", "DELAYED", "RUNNING", "DUE", "FOR"],
+        ["mail", "12", "0", "2", "3", "min"],
+        ["slow", "0", "3", "0"],
+    ]
+    lines = lines[4:]
     assert lines[7].split() == ["42", "2", "h", "ago", "4", "running", "web-1", "all"]
     assert lines[8].split() == ["43", "2", "h", "ago", "4", "stopped", "web-1", "mail,slow"]
     assert lines[10].split() == ["FOR", "TASK", "ID", "PID"]
@@ -88,11 +103,58 @@ def test_status_as_a_table(busy: FakeBackend, command_line: CommandLine) -> None
     assert lines[-1] == "  /s/seg: Permission denied\\x1b"
 
 
+def test_status_for_prometheus(busy: FakeBackend, command_line: CommandLine) -> None:
+    done = command_line("deferred_status", "--format", "prometheus")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.endswith("\n")
+    families = list(text_string_to_metric_families(done.out))
+    assert all(family.type == "gauge" and family.documentation for family in families)
+    found = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in families
+        for sample in family.samples
+    }
+    longest = found.pop(("deferred_longest_running_seconds",))
+    assert longest == pytest.approx(time.time() - 1e9, abs=60)
+    queues = {"default": (0, 0, 0, 0), "mail": (12, 0, 2, 200.5), "slow": (0, 3, 0, 0)}
+    names = ("pending", "delayed", "running", "oldest_age_seconds")
+    for queue, numbers in queues.items():
+        for name, number in zip(names, numbers, strict=True):
+            assert found.pop((f"deferred_{name}", queue)) == number
+    assert found == {
+        ("deferred_dead",): 5,
+        ("deferred_workers", "running"): 1,
+        ("deferred_workers", "stopped"): 1,
+        ("deferred_workers", "stuck"): 0,
+        ("deferred_worker_threads",): 8,
+        ("deferred_problems",): 1,
+    }
+
+
+def test_what_prometheus_reads_of_an_empty_store(
+    backend: FakeBackend, command_line: CommandLine
+) -> None:
+    """A number for everything: an alert must not go by what is missing."""
+    done = command_line("deferred_status", "--format", "prometheus")
+    samples = [s for f in text_string_to_metric_families(done.out) for s in f.samples]
+    assert len(samples) == 11
+    assert {sample.value for sample in samples} == {0}
+
+
+def test_names_that_would_break_the_format(backend: FakeBackend, command_line: CommandLine) -> None:
+    odd = 'a"b\\c\nd\udcff"} 5\n# TYPE'
+    backend.now = replace(backend.now, queues={odd: QueueStatus(pending=7)})
+    done = command_line("deferred_status", "--format", "prometheus")
+    families = {f.name: f for f in text_string_to_metric_families(done.out)}
+    [sample] = [s for s in families["deferred_pending"].samples if s.labels["queue"] != "default"]
+    assert (sample.labels["queue"], sample.value) == (odd.replace("\udcff", "?"), 7)
+
+
 def test_a_worker_without_a_sign_of_life(busy: FakeBackend, command_line: CommandLine) -> None:
     silent = WorkerInfo(
         token="a", pid=42, host="h", started_at=time.time(), heartbeat_at=time.time() - 61
     )
-    busy.now = replace(busy.now, workers=[silent])
+    busy.now = replace(busy.now, workers=[silent], queues={})
     assert command_line("deferred_status").out.splitlines()[7].split()[-3:] == ["stuck", "h", "all"]
 
 
@@ -143,6 +205,7 @@ def test_status_of_an_empty_store(backend: FakeBackend, command_line: CommandLin
         "dead": 0,
         "oldest_age": None,
         "workers": [],
+        "queues": {},
         "problems": [],
     }
     assert len(command_line("deferred_status").out.splitlines()) == 5

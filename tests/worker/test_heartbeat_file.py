@@ -14,7 +14,7 @@ from django.test import override_settings
 
 from deferred_django import heartbeat_file
 from deferred_django.heartbeat_file import HeartbeatFile
-from tests.harness import Project, children_of
+from tests.harness import Project, children_of, kill_quietly
 from tests.support import wait_until
 from tests.worker.conftest import MakeProject, Store
 
@@ -253,7 +253,7 @@ def test_a_process_that_dies_at_once_again_and_again(project: Project) -> None:
 
     def kill() -> bool:
         for pid in children_of(worker.pid):
-            os.kill(pid, signal.SIGKILL)
+            kill_quietly(pid)
         return age(path) > 2.5
 
     wait_until(kill, timeout=30)

@@ -141,6 +141,7 @@ class DiskBackend(Backend):
             dead=dead,
             oldest_age=counts.oldest_age,
             workers=workers,
+            queues=counts.by_queue(),
             problems=problems + unreadable,
         )
 

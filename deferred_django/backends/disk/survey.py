@@ -6,8 +6,9 @@ import itertools
 import logging
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from deferred_django.backends.base import QueueStatus
 from deferred_django.backends.disk import files, locks
 from deferred_django.backends.disk.segment import Entry, Segment
 
@@ -17,8 +18,8 @@ MAX_BLOCK_BYTES = 256 * 1024
 
 
 @dataclass(slots=True)
-class Counts:
-    """How many tasks are in which state."""
+class QueueCounts:
+    """How many tasks of one queue are in which state."""
 
     due: int = 0
     delayed: int = 0
@@ -26,11 +27,55 @@ class Counts:
     oldest_ms: int | None = None
     """When the first of the due ones was due."""
 
+
+@dataclass(slots=True)
+class Counts:
+    """How many tasks are in which state, by queue."""
+
+    queues: dict[str, QueueCounts] = field(default_factory=dict)
+
+    @property
+    def due(self) -> int:
+        """Of all queues: due and not claimed."""
+        return sum(queue.due for queue in self.queues.values())
+
+    @property
+    def delayed(self) -> int:
+        """Of all queues."""
+        return sum(queue.delayed for queue in self.queues.values())
+
+    @property
+    def running(self) -> int:
+        """Of all queues."""
+        return sum(queue.running for queue in self.queues.values())
+
+    @property
+    def oldest_ms(self) -> int | None:
+        """When the first of the due ones was due."""
+        found = [queue.oldest_ms for queue in self.queues.values() if queue.oldest_ms is not None]
+        return min(found, default=None)
+
     @property
     def oldest_age(self) -> float | None:
         """Seconds since then."""
-        oldest = self.oldest_ms
-        return None if oldest is None else round(time.time() - oldest / 1000, 3)
+        return _age(self.oldest_ms)
+
+    def by_queue(self) -> dict[str, QueueStatus]:
+        """The same for each queue that has any."""
+        return {
+            name: QueueStatus(
+                pending=queue.due,
+                delayed=queue.delayed,
+                running=queue.running,
+                oldest_age=_age(queue.oldest_ms),
+            )
+            for name, queue in sorted(self.queues.items())
+            if queue != QueueCounts()
+        }
+
+
+def _age(moment_ms: int | None) -> float | None:
+    return None if moment_ms is None else round(time.time() - moment_ms / 1000, 3)
 
 
 def lines(segment: Segment, rows: Iterable[int]) -> Iterator[tuple[int, bytes]]:
@@ -74,20 +119,20 @@ def entries(segment: Segment) -> Iterator[tuple[Entry, bool, bytes]]:
 
 def count(segment: Segment, now_ms: float, into: Counts) -> None:
     """Add the segment's tasks to the counts; reads nothing."""
-    publish_ms, claimed = segment.table.publish_ms, segment.claimed
+    table, claimed = segment.table, segment.claimed
+    publish_ms, kinds_of = table.publish_ms, table.kinds_of
     held = _held_elsewhere(segment)
-    oldest = into.oldest_ms
+    kinds = [into.queues.setdefault(queue, QueueCounts()) for _, queue in table.kinds]
     for row in _pending(segment):
-        at = publish_ms[row]
+        at, counts = publish_ms[row], kinds[kinds_of[row]]
         if row in claimed or row in held:
-            into.running += 1
+            counts.running += 1
         elif at > now_ms:
-            into.delayed += 1
+            counts.delayed += 1
         else:
-            into.due += 1
-            if oldest is None or at < oldest:
-                oldest = at
-    into.oldest_ms = oldest
+            counts.due += 1
+            if counts.oldest_ms is None or at < counts.oldest_ms:
+                counts.oldest_ms = at
 
 
 def _pending(segment: Segment) -> list[int]:

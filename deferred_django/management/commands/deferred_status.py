@@ -11,10 +11,12 @@ from deferred_django.backends.base import Backend, Limits
 from deferred_django.console import health
 from deferred_django.console.arguments import checked, count, option, seconds
 from deferred_django.console.command import StoreCommand
+from deferred_django.console.prometheus import write_metrics
 from deferred_django.console.records import to_json
 from deferred_django.console.status import as_dict, write_status
 from deferred_django.heartbeat_file import MAX_AGE_SECONDS
 
+FORMATS = ("table", "json", "prometheus")
 CHECKS: Mapping[str, tuple[Callable[[Any], Any], str, str]] = {
     "max_pending": (count, "N", "Not more due tasks than N."),
     "max_age": (seconds, "SECONDS", "No due task that has waited for longer."),
@@ -42,7 +44,7 @@ class Command(StoreCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Add the options."""
-        parser.add_argument("--format", choices=["table", "json"], help="table by default")
+        parser.add_argument("--format", choices=FORMATS, help="table by default")
         parser.add_argument(
             "--check",
             action="store_true",
@@ -71,6 +73,8 @@ class Command(StoreCommand):
         status = backend.status()
         if options.get("format") == "json":
             self.out.write(to_json(as_dict(status), indent=2) + "\n")
+        elif options.get("format") == "prometheus":
+            write_metrics(self.out, status)
         else:
             write_status(self.out, status)
 
