@@ -9,28 +9,26 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import select
 import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import FrameType
-from typing import Any
 
 from deferred_django import connections
 from deferred_django.heartbeat_file import HeartbeatFile
 from deferred_django.housekeeping import tell
 from deferred_django.signals import worker_lost
+from deferred_django.stop_orders import StopOrders
 from deferred_django.worker import Worker
 from deferred_django.worker_process import (
     EXIT_ENDED,
     EXIT_RECYCLED,
+    GRACE_SECONDS,
     STOP,
     STOP_NOW,
+    STOP_SIGNALS,
     MakeWorker,
-    handled_signals,
     leave,
     run_child,
 )
@@ -42,10 +40,6 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 30.0
 replacement comes at once."""
 LIVED_SECONDS = 5.0
 """A worker process that lived so long did not die at once."""
-GRACE_SECONDS = 5.0
-"""How much longer than its shutdown timeout a worker process may take before it is killed."""
-_WAIT_SECONDS = 10.0
-_WAIT_SECONDS_WITHOUT_SIGNALS = 0.1
 
 
 @dataclass(slots=True)
@@ -75,81 +69,64 @@ class Supervisor:
         shutdown_timeout: float = 30.0,
         heartbeat: HeartbeatFile | None = None,
         on_stop: Callable[[], None] | None = None,
+        control: int | None = None,
+        watch_code: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
         """``make_worker`` is called in each child; ``shutdown_timeout`` (seconds) is that of the
         workers. With ``drain`` a process that ends by itself is not replaced. ``heartbeat``, of
         as many processes, is written while they are at work, and removed at the end. ``on_stop``
-        is called once the workers have been told of the first signal."""
+        is called once the workers have been told of the first signal.
+
+        ``control`` is the reading end of a pipe from a process that passes on signals, which then
+        mean nothing here; its end stops at once. ``watch_code`` is called in each worker process
+        with the function to call when the code has changed: then all stop."""
         self._make_worker = make_worker
         self._drain = drain
         self._shutdown_timeout = shutdown_timeout
         self._heartbeat = heartbeat
         self._on_stop = on_stop
+        self._orders = StopOrders(control)
+        self._watch_code = watch_code
         self._children = [_Child(number) for number in range(processes)]
-        self._signals = 0
         self._told = 0
         self._kill_at: float | None = None
-        self._wake_read = self._wake_write = -1
+
+    @property
+    def code_changed(self) -> bool:
+        """After :meth:`run`: whether it ended because the code has changed."""
+        return self._orders.code_changed
 
     def run(self) -> None:
         """Supervise until every process is done.
 
         In the main thread SIGTERM, SIGINT and SIGHUP stop the workers, a second one at once.
         """
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_read, False)
-        os.set_blocking(self._wake_write, False)
         try:
-            with self._handling_signals() as wait_seconds:
+            with self._orders.received():
                 while not all(child.done for child in self._children):
                     self._pass_on_signals()
                     self._start_due()
-                    self._wait(wait_seconds)
+                    self._wait()
                     self._reap()
                     self._update_heartbeat()
         finally:
             for child in self._children:  # an end of the pipe stops a worker at once
                 self._forget(child)
-            os.close(self._wake_read)
-            os.close(self._wake_write)
             if self._heartbeat is not None:
                 self._heartbeat.remove()
 
     # -- signals ---------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def _handling_signals(self) -> Iterator[float]:
-        if threading.current_thread() is not threading.main_thread():
-            yield _WAIT_SECONDS_WITHOUT_SIGNALS
-            return
-        handlers: dict[int, Any] = {
-            signal.SIGTERM: self._on_stop_signal,
-            signal.SIGINT: self._on_stop_signal,
-            signal.SIGCHLD: self._on_child_signal,
-        }
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
-            handlers[signal.SIGHUP] = self._on_stop_signal
-        with handled_signals(handlers):
-            yield _WAIT_SECONDS
-
-    def _on_stop_signal(self, signum: int, frame: FrameType | None) -> None:
-        self._signals += 1
-        self._on_child_signal(signum, frame)
-
-    def _on_child_signal(self, signum: int, frame: FrameType | None) -> None:
-        with contextlib.suppress(OSError):  # full: it wakes all the same
-            os.write(self._wake_write, b".")
-
     def _pass_on_signals(self) -> None:
         now = time.monotonic()
-        if self._signals > 0 and self._told == 0:
+        if self._orders.count > 0 and self._told == 0:
             logger.info("Stopping the worker processes.")
             self._tell(STOP)
             self._told = 1
             self._kill_at = now + self._shutdown_timeout + GRACE_SECONDS
-            if self._signals == 1 and self._on_stop is not None:
+            if self._orders.count == 1 and self._on_stop is not None:
                 self._on_stop()
-        if self._signals > 1 and self._told == 1:
+        if self._orders.count > 1 and self._told == 1:
             self._tell(STOP_NOW)
             self._told = 2
             self._kill_at = now + GRACE_SECONDS
@@ -158,7 +135,8 @@ class Supervisor:
             for child in self._children:
                 if child.pid is not None:
                     logger.error("Worker process %d does not stop; it is killed.", child.pid)
-                    os.kill(child.pid, signal.SIGKILL)
+                    with contextlib.suppress(ProcessLookupError):  # waited for by somebody else
+                        os.kill(child.pid, signal.SIGKILL)
 
     def _tell(self, order: bytes) -> None:
         for child in self._children:
@@ -173,7 +151,7 @@ class Supervisor:
     def _start_due(self) -> None:
         now = time.monotonic()
         for child in self._children:
-            if self._signals:
+            if self._orders.count:
                 return
             if child.pid is None and not child.done and now >= child.start_at:
                 self._start(child)
@@ -184,7 +162,9 @@ class Supervisor:
             with contextlib.suppress(OSError, AttributeError):  # nobody reads it; it is closed
                 stream.flush()
         child.started_at = time.monotonic()
-        control = -1
+        control = pid = -1
+        # A signal to all processes must not meet a child that still has this one's handlers.
+        unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
             control, child.control = os.pipe()
             pid = os.fork()
@@ -195,20 +175,27 @@ class Supervisor:
             self._forget(child)
             self._pause(child)
             return
+        finally:
+            if pid != 0:
+                signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
         if pid == 0:
             try:
-                os.close(self._wake_read)
-                os.close(self._wake_write)
-                for other in self._children:  # held here, the end of a pipe would never come
-                    if other.control != -1:
-                        os.close(other.control)
+                self._become_child()
                 heartbeat = self._heartbeat
                 beater = None if heartbeat is None else heartbeat.beater(child.number)
-                run_child(self._make_worker, control, beater)
+                run_child(self._make_worker, control, beater, unblocked)
             finally:
                 leave(1)
         os.close(control)
         child.pid = pid
+
+    def _become_child(self) -> None:
+        for other in self._children:  # held here, the end of a pipe would never come
+            if other.control != -1:
+                os.close(other.control)
+        self._orders.leave(can_tell=self._watch_code is not None)
+        if self._watch_code is not None:
+            self._watch_code(self._orders.tell_that_code_changed)
 
     def _reap(self) -> None:
         for child in self._children:
@@ -252,7 +239,8 @@ class Supervisor:
             os.close(child.control)
             child.control = -1
 
-    def _wait(self, seconds: float) -> None:
+    def _wait(self) -> None:
+        seconds = self._orders.longest_wait
         now = time.monotonic()
         moments = [child.start_at for child in self._children if not child.pid and not child.done]
         if self._kill_at is not None:
@@ -260,9 +248,7 @@ class Supervisor:
         if self._heartbeat is not None:
             seconds = min(seconds, self._heartbeat.seconds_to_next())
         timeout = min([seconds, *(max(moment - now, 0.0) for moment in moments)])
-        if select.select([self._wake_read], [], [], timeout)[0]:
-            with contextlib.suppress(BlockingIOError):
-                os.read(self._wake_read, 4096)
+        self._orders.wait(timeout)
 
     def _update_heartbeat(self) -> None:
         if self._heartbeat is not None:

@@ -15,7 +15,7 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -32,16 +32,27 @@ to go on in its place. Not 0: a task can end the process with that."""
 STOP, STOP_NOW = b"s", b"n"
 """What a supervisor writes to the pipe; its end means the same as ``STOP_NOW``."""
 
+GRACE_SECONDS = 5.0
+"""How much longer than its shutdown timeout a worker process may take before it is killed."""
+
+STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+EXIT_SECONDS = 10.0
+"""What a project has registered with :mod:`atexit` has so long in a worker process."""
+
 MakeWorker = Callable[[], Worker]
 
 
 def run_child(
-    make_worker: MakeWorker, control: int, on_beat: Callable[[float], None] | None = None
+    make_worker: MakeWorker,
+    control: int,
+    on_beat: Callable[[float], None] | None = None,
+    signal_mask: Iterable[int] | None = None,
 ) -> NoReturn:
     """Be a worker process: called in a forked child, never returns.
 
     ``control`` is the reading end of the supervisor's pipe, ``on_beat`` is called at each round
-    of the worker's fetcher.
+    of the worker's fetcher. ``signal_mask`` is set once there are handlers for the signals that
+    the supervisor has blocked.
     """
     code = 1
     worker = None
@@ -52,6 +63,8 @@ def run_child(
         worker = make_worker()
         worker.pulse.on_beat = on_beat
         _set_child_signals(worker)
+        if signal_mask is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, signal_mask)
         threading.Thread(
             target=_watch, args=(control, worker), name="deferred-control", daemon=True
         ).start()
@@ -62,9 +75,17 @@ def run_child(
         if worker is None or not worker.left_running:
             # As at an ordinary exit; a thread that still runs a task could hang it.
             with contextlib.suppress(BaseException):
+                _leave_in_any_case(code)
                 registry.reset()
                 atexit._run_exitfuncs()
         leave(code)
+
+
+def _leave_in_any_case(code: int) -> None:
+    # Something that hangs at the exit would keep its place from the process that follows.
+    timer = threading.Timer(EXIT_SECONDS, leave, (code,))
+    timer.daemon = True
+    timer.start()
 
 
 def leave(code: int) -> NoReturn:

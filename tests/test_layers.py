@@ -38,6 +38,7 @@ LAYERS = (
     ("housekeeping", "local", "pool"),
     ("prefetch", "pulse", "quarantine", "recycling"),
     ("heartbeat_file", "worker", "worker_process"),
+    ("autoreload", "stop_orders"),
     ("supervisor",),
     ("apps", "checks", "console.*", "event_log", "middleware", "management.*", "testing.*"),
 )

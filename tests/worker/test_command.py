@@ -16,8 +16,8 @@ from django.test import override_settings
 
 from deferred_django import get_backend, get_queue
 from deferred_django.backends.base import Backend
+from deferred_django.console import worker_options
 from deferred_django.context import TaskContext
-from deferred_django.management.commands import deferred_worker
 from tests.support import wait_until
 from tests.worker import tasks
 
@@ -131,8 +131,8 @@ def test_wrong_values_are_refused(deferred_store: Backend, option: str, value: o
 
 
 def test_queue_names() -> None:
-    assert deferred_worker.queue_names("mail, slow,mail") == ["mail", "slow"]
-    assert deferred_worker.queue_names("mail,*") == ["mail", "*"]
+    assert worker_options.queue_names("mail, slow,mail") == ["mail", "slow"]
+    assert worker_options.queue_names("mail,*") == ["mail", "*"]
 
 
 def test_queues_that_are_wanted_and_excluded_are_refused(deferred_store: Backend) -> None:
@@ -155,7 +155,7 @@ def test_queues_in_an_order_and_others_left_out(deferred_store: Backend) -> None
     [("512M", 512 << 20), ("1g", 1 << 30), ("1GiB", 1 << 30), ("4096", 4096), ("8kB", 8192)],
 )
 def test_memory_sizes(text: str, size: int) -> None:
-    assert deferred_worker.memory_size(text) == size
+    assert worker_options.memory_size(text) == size
 
 
 def test_a_limit_of_memory_needs_a_process_that_can_be_replaced(deferred_store: Backend) -> None:

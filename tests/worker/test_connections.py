@@ -52,7 +52,7 @@ def honest_sqlite(monkeypatch: pytest.MonkeyPatch) -> None:
     ("habit", "is_async"),
     [
         *((habit, False) for habit in sorted(database_tasks.HABITS)),
-        *((habit, True) for habit in ("end_session", "leave_block", "fail_in_hook")),
+        *((habit, True) for habit in sorted(database_tasks.HABITS)),
     ],
 )
 def test_what_a_task_leaves_behind_does_not_reach_the_next(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import pytest
@@ -48,13 +49,27 @@ def test_a_process_that_cannot_be_started_is_tried_again(
     assert "could not be started" in caplog.text
 
 
+def test_a_child_that_somebody_else_has_waited_for_harms_nobody() -> None:
+    """Its end is noticed, and killing it when it does not stop is no error."""
+    supervisor = Supervisor(no_worker, processes=1)
+    (child,) = supervisor._children
+    child.pid = os.fork()
+    if child.pid == 0:
+        os._exit(0)
+    os.waitpid(child.pid, 0)
+    supervisor._told, supervisor._kill_at = 2, 0.0
+    supervisor._pass_on_signals()
+    supervisor._reap()
+    assert child.done
+
+
 def test_a_signal_ends_the_starting_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     supervisor = Supervisor(no_worker, processes=3)
     started: list[_Child] = []
 
     def start(child: _Child) -> None:
         started.append(child)
-        supervisor._signals = 1
+        supervisor._orders.count = 1
 
     monkeypatch.setattr(supervisor, "_start", start)
     supervisor._start_due()

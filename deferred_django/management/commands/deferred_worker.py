@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import sys
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -11,7 +13,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils.module_loading import module_has_submodule
 
-from deferred_django import checks, logs, registry
+from deferred_django import autoreload, checks, logs, registry
 from deferred_django.backends.base import Backend
 from deferred_django.console.arguments import (
     checked,
@@ -20,16 +22,21 @@ from deferred_django.console.arguments import (
     positive_int,
     seconds,
 )
+from deferred_django.console.worker_options import (
+    excluded_names,
+    memory_size,
+    process_count,
+    queue_names,
+    thread_count,
+)
 from deferred_django.heartbeat_file import HeartbeatFile
-from deferred_django.queue_choice import QueueChoice, checked_names
-from deferred_django.recycling import format_size, parse_size, resident_bytes
+from deferred_django.queue_choice import QueueChoice
+from deferred_django.recycling import format_size, resident_bytes
 from deferred_django.supervisor import Supervisor
 from deferred_django.worker import Worker
 from deferred_django.worker_process import run_here
 
 TASKS_MODULE = "tasks"
-MAX_PROCESSES, MAX_THREADS = 512, 1000
-"""A slip of the hand must not bring the machine down."""
 
 
 class Command(BaseCommand):
@@ -78,6 +85,11 @@ class Command(BaseCommand):
             help="Replace a process that has more memory in use (512M, 2G) when a task has ended.",
         )
         parser.add_argument(
+            "--autoreload",
+            action="store_true",
+            help="Start anew when the code has changed. For development.",
+        )
+        parser.add_argument(
             "--shutdown-timeout",
             type=option(seconds),
             default=30.0,
@@ -101,7 +113,14 @@ class Command(BaseCommand):
         excluded = checked_if_given("exclude_queues", excluded_names, options["exclude_queues"])
         choice = checked("queues", lambda names: QueueChoice.of(names, excluded or ()), queues)
         drain = bool(options["drain"])
-        in_this_process = processes == 1 and not getattr(self, "_called_from_command_line", False)
+        from_command_line = getattr(self, "_called_from_command_line", False)
+        in_this_process = processes == 1 and not from_command_line
+        reloads = bool(options["autoreload"])
+        if reloads and not from_command_line:
+            raise CommandError(
+                "autoreload starts this command anew: it works from the command line only.",
+                returncode=2,
+            )
         if max_memory is not None and in_this_process:
             raise CommandError(
                 "max_memory replaces a worker process, and with one process under call_command "
@@ -109,17 +128,23 @@ class Command(BaseCommand):
                 returncode=2,
             )
 
+        control = autoreload.take_control() if reloads else None
         backend = usable_backend()
         heartbeat = None
-        if options.get("heartbeat_file"):
+        if options.get("heartbeat_file") and (control is not None or not reloads):
             heartbeat = begun_heartbeat(str(options["heartbeat_file"]), processes)
-        import_tasks()
+        import_tasks(reloads=reloads)
         if max_memory is not None and resident_bytes() >= max_memory:
             raise CommandError(
                 f"max_memory is {format_size(max_memory)}, and {format_size(resident_bytes())} "
                 "are in use before the first task: each process would run one task only.",
                 returncode=2,
             )
+
+        if reloads and control is None:
+            self.say("starts anew when the code has changed")
+            autoreload.run(self.say, shutdown_timeout)
+            return
 
         def make_worker() -> Worker:
             return Worker(
@@ -140,18 +165,25 @@ class Command(BaseCommand):
         )
         if in_this_process:
             run_here(make_worker, heartbeat)
-        else:
-            Supervisor(
-                make_worker,
-                processes=processes,
-                drain=drain,
-                shutdown_timeout=shutdown_timeout,
-                heartbeat=heartbeat,
-                on_stop=lambda: self.say(
-                    f"stopping; running tasks have {shutdown_timeout:g} s, "
-                    "a second signal puts them back at once"
-                ),
-            ).run()
+            self.say("stopped")
+            return
+        supervisor = Supervisor(
+            make_worker,
+            processes=processes,
+            drain=drain,
+            shutdown_timeout=shutdown_timeout,
+            heartbeat=heartbeat,
+            on_stop=lambda: self.say(
+                f"stopping; running tasks have {shutdown_timeout:g} s, "
+                "a second signal puts them back at once"
+            ),
+            control=control,
+            watch_code=partial(autoreload.watch, autoreload.snapshot()) if reloads else None,
+        )
+        supervisor.run()
+        if supervisor.code_changed:
+            self.say("the code has changed")
+            sys.exit(autoreload.EXIT_CODE_CHANGED)
         self.say("stopped")
 
     def say(self, what: str) -> None:
@@ -199,18 +231,19 @@ def is_disk(backend: Backend) -> bool:
     return type(backend).__module__.startswith("deferred_django.backends.disk")
 
 
-def import_tasks() -> None:
+def import_tasks(*, reloads: bool = False) -> None:
     """Import the ``tasks`` modules of the installed apps.
 
     One that fails is logged and its tasks are not known here: they are put back, as those of a
     module that is missing, and the tasks of the other apps run.
     """
+    load = autoreload.import_watched if reloads else import_module
     for config in apps.get_app_configs():
         if config.module is None or not module_has_submodule(config.module, TASKS_MODULE):
             continue
         name = f"{config.name}.{TASKS_MODULE}"
         try:
-            import_module(name)
+            load(name)
         except (Exception, SystemExit) as error:  # the module is the project's
             logs.tasks_module_failed(name, error)
 
@@ -225,39 +258,3 @@ def place(backend: Backend) -> str:
 def counted(number: int, one: str, many: str) -> str:
     """``1 process`` or ``2 processes``."""
     return f"{number} {one if number == 1 else many}"
-
-
-def process_count(value: Any) -> int:
-    """How many processes; ``ValueError`` also for a number that can only be a slip."""
-    return _at_most(MAX_PROCESSES, positive_int(value))
-
-
-def thread_count(value: Any) -> int:
-    """How many threads; ``ValueError`` also for a number that can only be a slip."""
-    return _at_most(MAX_THREADS, positive_int(value))
-
-
-def _at_most(limit: int, number: int) -> int:
-    if number > limit:
-        raise ValueError(f"it must be {limit} at most")
-    return number
-
-
-def queue_names(value: Any) -> list[str]:
-    """Queue names from a comma-separated text or a list; ``ValueError`` if one is none.
-
-    The last one may be ``*``.
-    """
-    return checked_names(value.split(",") if isinstance(value, str) else value, others=True)
-
-
-def excluded_names(value: Any) -> list[str]:
-    """The same without ``*``."""
-    return checked_names(value.split(",") if isinstance(value, str) else value)
-
-
-def memory_size(value: Any) -> int:
-    """Bytes from ``512M`` or a number of bytes; ``ValueError`` for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise ValueError("it must be a size such as 512M or 2G")
-    return parse_size(str(value))
