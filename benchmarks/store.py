@@ -2,7 +2,8 @@
 
 Enqueue, claim-run-remove by one real worker process, and the dead-task add are measured beside
 their floor: in slices of a few milliseconds that alternate, or with the floor before and after, so
-that a noisy moment of the machine hits both. The medians of the rates are printed, and the median
+that a noisy moment of the machine hits both. The floor of ``enqueue_many`` is one ``enqueue`` after
+the other. The medians of the rates are printed, and the median
 of the ratios within the pairs. Idle latency is from the call of ``enqueue`` to the task's first
 line, in a worker that has nothing else to do.
 """
@@ -31,7 +32,7 @@ django.setup()
 from django.test.utils import override_settings  # noqa: E402
 
 from benchmarks import floors, tasks  # noqa: E402
-from deferred_django import get_backend  # noqa: E402
+from deferred_django import enqueue_many, get_backend  # noqa: E402
 
 SLICE = 500
 """Tasks: some ten milliseconds, short beside what disturbs a machine."""
@@ -97,6 +98,7 @@ def main() -> None:
     options = _parse()
     enqueue = Measured("enqueue", wanted=0.35)
     run = Measured("claim-run-remove", wanted=0.12)
+    many = Measured("enqueue_many")
     dead = Measured("dead-task add")
     with tempfile.TemporaryDirectory(prefix="benchmark-", dir=options.path) as directory:
         _print_machine(directory)
@@ -104,9 +106,11 @@ def main() -> None:
             with _store(Path(directory) / f"round-{number}") as path:
                 _measure_tasks(path, options.tasks, enqueue, run)
                 _measure_dead_tasks(path, options.dead_tasks, dead)
+            with _store(Path(directory) / f"many-{number}"):
+                _measure_many(options.tasks // 4, many)
         with _store(Path(directory) / "latency") as path:
             p50, p99 = _measure_latency(path, options.latency_tasks)
-    rows = [enqueue.row(), run.row(), dead.row(), p50.row(), p99.row()]
+    rows = [enqueue.row(), many.row(), run.row(), dead.row(), p50.row(), p99.row()]
     _print_table(("", "median", "floor", "ratio", "wanted", ""), rows)
     if options.check and any(row[-1] not in ("", "ok") for row in rows):
         sys.exit(1)
@@ -158,6 +162,19 @@ def _measure_tasks(path: Path, count: int, enqueue: Measured, run: Measured) -> 
 
 def _floor(path: Path, record: tuple[bytes, Any], count: int) -> float:
     return floors.records_per_second(path / "floor", record, count, fsync=False)
+
+
+def _measure_many(count: int, many: Measured) -> None:
+    for first in range(0, count, SLICE):
+        numbers = range(first, min(first + SLICE, count))
+        start = time.perf_counter()
+        for number in numbers:
+            tasks.nothing.enqueue(number, count)
+        between = time.perf_counter()
+        enqueue_many(tasks.nothing.call(number, count) for number in numbers)
+        end = time.perf_counter()
+        many.floors.append(len(numbers) / (between - start))
+        many.rates.append(len(numbers) / (end - between))
 
 
 def _measure_dead_tasks(path: Path, count: int, dead: Measured) -> None:

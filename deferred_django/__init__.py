@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from deferred_django.bulk import aenqueue_many, enqueue_many
     from deferred_django.cancellation import acancel, cancel
     from deferred_django.current import current_task
     from deferred_django.exceptions import (
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from deferred_django.registry import get_backend, get_queue
     from deferred_django.retry import DEFAULT
     from deferred_django.task import DeferredTask, deferred
+    from deferred_django.task_call import TaskCall
 
 __version__ = "0.1.0"
 
@@ -32,14 +34,17 @@ __all__ = [
     "DeferredTask",
     "EnqueueStopped",
     "PushTimeout",
+    "TaskCall",
     "TaskTimeout",
     "UnknownTask",
     "WorkerLost",
     "__version__",
     "acancel",
+    "aenqueue_many",
     "cancel",
     "current_task",
     "deferred",
+    "enqueue_many",
     "get_backend",
     "get_queue",
 ]
@@ -50,13 +55,16 @@ _MODULES = {
     "DeferredTask": "task",
     "EnqueueStopped": "exceptions",
     "PushTimeout": "exceptions",
+    "TaskCall": "task_call",
     "TaskTimeout": "exceptions",
     "UnknownTask": "exceptions",
     "WorkerLost": "exceptions",
     "acancel": "cancellation",
+    "aenqueue_many": "bulk",
     "cancel": "cancellation",
     "current_task": "current",
     "deferred": "task",
+    "enqueue_many": "bulk",
     "get_backend": "registry",
     "get_queue": "registry",
 }

@@ -8,13 +8,14 @@ so outside an atomic block nothing of a database is touched.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from django.db import DEFAULT_DB_ALIAS, connections
 
 from deferred_django.context import TaskContext
 from deferred_django.options import EnqueueOptions
+from deferred_django.queue_values import NewCall
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -24,55 +25,51 @@ if TYPE_CHECKING:
 logger = logging.getLogger("deferred_django")
 
 
-@dataclass(slots=True, eq=False)
 class EnqueueOnCommit:
-    """One enqueue, ready to be written: the hook that a transaction calls after its commit."""
+    """Calls that one enqueue holds: the hook that a transaction calls after its commit."""
 
-    target: Queue
-    """The queue of the settings at the time of the call."""
-    context: TaskContext
-    task_id: str
-    publish_at: float | None
-    queue: str
-    priority: int
-    cancelled: bool = False
-    """Nothing is to be done. The hook stays: who counts the hooks of a transaction goes by their
-    positions."""
+    __slots__ = ("calls", "target")
+
+    def __init__(self, target: Queue, calls: list[NewCall]) -> None:
+        self.target = target
+        """The queue of the settings at the time of the call."""
+        self.calls = calls
+        """What was not cancelled. Where nothing is left the hook stays: who counts the hooks of a
+        transaction goes by their positions."""
 
     def write(self) -> None:
         """Enqueue now. Raises what the queue raises."""
-        if self.cancelled:
-            return
-        self.target.enqueue(
-            self.context,
-            task_id=self.task_id,
-            publish_at=self.publish_at,
-            queue=self.queue,
-            priority=self.priority,
-        )
-
-    def cancel(self, task_id: str) -> bool:
-        """Do not enqueue the task; ``False`` if it is another's, or was cancelled before."""
-        if self.cancelled or self.task_id != task_id:
-            return False
-        self.cancelled = True
-        return True
+        if len(self.calls) == 1:
+            context, task_id, publish_at, queue, priority = self.calls[0]
+            self.target.enqueue(
+                context, task_id=task_id, publish_at=publish_at, queue=queue, priority=priority
+            )
+        elif self.calls:
+            self.target.enqueue_many(self.calls)
 
     def __call__(self) -> None:
         """Enqueue after the commit.
 
         The transaction is over, so an error can undo nothing and must not keep other hooks from
-        running: it is logged with the task's id.
+        running: it is logged with the tasks' ids.
         """
         try:
             self.write()
         except Exception:
-            logger.error(
-                "task %s (%s) could not be enqueued after the commit and will not run",
-                self.task_id,
-                self.context.task,
-                exc_info=True,
-            )
+            for call in self.calls:
+                logger.error(
+                    "task %s (%s) could not be enqueued after the commit and will not run",
+                    call.task_id,
+                    call.context.task,
+                    exc_info=call is self.calls[0],
+                )
+
+    def cancel(self, task_id: str) -> bool:
+        """Do not enqueue the task; ``False`` if it is not among the calls."""
+        left = [call for call in self.calls if call.task_id != task_id]
+        found = len(left) < len(self.calls)
+        self.calls = left
+        return found
 
 
 def current_transaction(on_commit: bool | str) -> BaseDatabaseWrapper | None:
@@ -137,9 +134,38 @@ def enqueue_or_hold(
             priority=options.priority,
         )
     context.to_bytes()  # an oversized record is the caller's error, not the commit's
-    hook = EnqueueOnCommit(target, context, task_id, publish_at, options.queue, options.priority)
-    transaction.on_commit(hook, robust=True)
+    call = NewCall(context, task_id, publish_at, options.queue, options.priority)
+    transaction.on_commit(EnqueueOnCommit(target, [call]), robust=True)
     return task_id
+
+
+def enqueue_or_hold_many(
+    target: Queue, calls: Iterable[tuple[NewCall, bool | str]], *, most_bytes: int
+) -> None:
+    """The same for several calls, each with its ``on_commit``, by one write for each transaction.
+
+    Everything is looked at before anything is written; what is held, is held after what is not was
+    written. Raises ``ValueError`` for more than ``most_bytes`` that one write would have to take.
+    """
+    transactions: dict[bool | str, BaseDatabaseWrapper | None] = {}
+    parts: dict[BaseDatabaseWrapper | None, list[NewCall]] = {}
+    for call, on_commit in calls:
+        if on_commit not in transactions:
+            transactions[on_commit] = current_transaction(on_commit)
+        parts.setdefault(transactions[on_commit], []).append(call)
+    for transaction, part in parts.items():
+        size = sum(len(call.context.to_bytes()) for call in part) if transaction else 0
+        if size > most_bytes:
+            raise ValueError(
+                f"{len(part):,} tasks of {size:,} bytes are more than one write takes, which is "
+                f"{most_bytes:,} bytes: enqueue them in several parts"
+            )
+    now = parts.pop(None, [])
+    if now:
+        target.enqueue_many(now)
+    for transaction, part in parts.items():
+        assert transaction is not None
+        transaction.on_commit(EnqueueOnCommit(target, part), robust=True)
 
 
 def cancel_held(task_id: str) -> bool:

@@ -11,17 +11,18 @@ is then still held and the same call can be repeated; what it did already is not
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
-from deferred_django.backends.base import Backend, ClaimedTask, DeadTaskRecord, Progress
+from deferred_django.backends.base import Backend, ClaimedTask, DeadTaskRecord, NewTask, Progress
 from deferred_django.conf_features import Features
 from deferred_django.context import TaskContext
 from deferred_django.exceptions import UnknownTask, WorkerLost
 from deferred_django.queue_choice import ALL_QUEUES, QueueChoice
-from deferred_django.signals import sender_of, task_enqueued
+from deferred_django.queue_values import LocalRunner, NewCall
+from deferred_django.signals import announce_enqueued, task_enqueued
 
 MAX_CRASHES = 3
 """A task is not run again after so many of its runs ended with the death of their worker."""
@@ -36,21 +37,6 @@ Guard = AbstractContextManager[Any]
 
 NO_FEATURES = Features()
 _NO_GUARD: Guard = nullcontext()
-
-
-class LocalRunner(Protocol):
-    """Runs tasks in this process, for a backend that keeps none."""
-
-    def enqueue(
-        self, context: bytes, *, task_id: str, publish_at: float | None, queue: str, priority: int
-    ) -> None:
-        """Run the task once it is due."""
-
-    def cancel(self, task_id: str) -> bool:
-        """Drop a task that has not begun; ``False`` if there is none of this id."""
-
-    def close(self) -> None:
-        """Drop what has not begun."""
 
 
 class Queue:
@@ -98,6 +84,37 @@ class Queue:
         if task_enqueued.is_heard:
             announce_enqueued(context.task, task_id, queue, priority, publish_at)
         return task_id
+
+    def enqueue_many(self, calls: Sequence[NewCall]) -> None:
+        """Keep several calls: all of them, or after an error none.
+
+        Errors and durability are those of ``Backend.add_tasks``. Then :data:`task_enqueued` is
+        sent for each.
+        """
+        tasks = [
+            NewTask(
+                call.context.to_bytes(),
+                publish_at=call.publish_at,
+                task_id=call.task_id,
+                queue=call.queue,
+                priority=call.priority,
+            )
+            for call in calls
+        ]
+        if self._local_runner is None:
+            self.backend.add_tasks(tasks)
+        else:
+            for call, task in zip(calls, tasks, strict=True):
+                self._local_runner.enqueue(
+                    task.context,
+                    task_id=call.task_id,
+                    publish_at=call.publish_at,
+                    queue=call.queue,
+                    priority=call.priority,
+                )
+        if task_enqueued.is_heard:
+            for context, task_id, publish_at, queue, priority in calls:
+                announce_enqueued(context.task, task_id, queue, priority, publish_at)
 
     def cancel(self, task_id: str) -> bool:
         """Remove a task that nobody runs: see ``Backend.remove_task``."""
@@ -279,17 +296,3 @@ class Queue:
         self.backend.add_task(data, task_id=task_id, queue=queue, priority=priority)
         if enqueued is not None:
             enqueued.append((record["task_class"], task_id, queue, priority))
-
-
-def announce_enqueued(
-    task: str, task_id: str, queue: str, priority: int, publish_at: float | None = None
-) -> None:
-    """Send :data:`task_enqueued` for a task that is written. See ``task_enqueued.is_heard``."""
-    task_enqueued.notify(
-        sender_of(task),
-        task_id=task_id,
-        task=task,
-        queue=queue,
-        priority=priority,
-        publish_at=publish_at,
-    )

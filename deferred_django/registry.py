@@ -15,7 +15,8 @@ from deferred_django import conf, forks
 from deferred_django.backends.base import Backend
 from deferred_django.conf_features import Features
 from deferred_django.conf_wording import SETTING
-from deferred_django.queue import LocalRunner, Queue
+from deferred_django.queue import Queue
+from deferred_django.queue_values import LocalRunner
 
 RESETTING = frozenset({SETTING, "BASE_DIR"})
 """The settings that what is kept here was made of: ``override_settings`` of one takes effect at

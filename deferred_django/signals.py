@@ -127,6 +127,20 @@ def sender_of(task: str) -> object:
     return found if getattr(found, "name", None) == task else None
 
 
+def announce_enqueued(
+    task: str, task_id: str, queue: str, priority: int, publish_at: float | None = None
+) -> None:
+    """Send :data:`task_enqueued` for a task that is written. See ``task_enqueued.is_heard``."""
+    task_enqueued.notify(
+        sender_of(task),
+        task_id=task_id,
+        task=task,
+        queue=queue,
+        priority=priority,
+        publish_at=publish_at,
+    )
+
+
 @cache
 def _host() -> str:
     return socket.gethostname()

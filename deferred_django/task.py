@@ -19,6 +19,7 @@ from deferred_django.options import EnqueueOptions
 from deferred_django.queue import Queue
 from deferred_django.retry import RetryInterval, RetryPolicy
 from deferred_django.signatures import CallChecker
+from deferred_django.task_call import TaskCall
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -70,7 +71,7 @@ class DeferredTask(Generic[P, R]):
         carried, ``ValueError`` for an unsaved model instance or a record over 64 MiB, ``OSError``
         if the store could not be written. Nothing is enqueued then.
         """
-        return enqueue_or_hold(*_prepare(self, self._options, args, kwargs))
+        return enqueue_or_hold(*prepare(self, self._options, args, kwargs))
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """:meth:`enqueue` without holding up the event loop while the store is written.
@@ -80,8 +81,12 @@ class DeferredTask(Generic[P, R]):
         connections the surrounding code uses. If the caller is cancelled while it waits, the task
         may be enqueued all the same.
         """
-        prepared = _prepare(self, self._options, args, kwargs)
+        prepared = prepare(self, self._options, args, kwargs)
         return await sync_to_async(enqueue_or_hold)(*prepared)
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> TaskCall:
+        """A call of it for :func:`~deferred_django.enqueue_many`; nothing runs or is enqueued."""
+        return TaskCall(self, self._options, args, kwargs)
 
     def using(
         self,
@@ -131,12 +136,16 @@ class BoundTask(Generic[P, R]):
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """As :meth:`DeferredTask.enqueue`, with these options."""
-        return enqueue_or_hold(*_prepare(self._task, self._options, args, kwargs))
+        return enqueue_or_hold(*prepare(self._task, self._options, args, kwargs))
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """As :meth:`DeferredTask.aenqueue`, with these options."""
-        prepared = _prepare(self._task, self._options, args, kwargs)
+        prepared = prepare(self._task, self._options, args, kwargs)
         return await sync_to_async(enqueue_or_hold)(*prepared)
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> TaskCall:
+        """As :meth:`DeferredTask.call`, with these options."""
+        return TaskCall(self._task, self._options, args, kwargs)
 
     def using(
         self,
@@ -161,7 +170,7 @@ class BoundTask(Generic[P, R]):
         return f"<BoundTask {self._task.name} {self._options}>"
 
 
-def _prepare(
+def prepare(
     task: DeferredTask[Any, Any],
     options: EnqueueOptions,
     args: tuple[Any, ...],

@@ -165,7 +165,7 @@ def test_what_is_held_can_be_found_and_written(queue: StubQueue) -> None:
     assert queue.calls == []
     hooks = [hook for _, hook, *_ in connection.run_on_commit]
     [held] = [hook for hook in hooks if isinstance(hook, EnqueueOnCommit)]
-    assert held.task_id == task_id
+    assert [call.task_id for call in held.calls] == [task_id]
     held.write()
     assert queue.calls[0].task_id == task_id
     assert (queue.calls[0].queue, queue.calls[0].priority) == ("mail", 3)

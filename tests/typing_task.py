@@ -8,7 +8,16 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any, assert_type
 
-from deferred_django import DEFAULT, DeferredTask, current_task, deferred
+from deferred_django import (
+    DEFAULT,
+    DeferredTask,
+    TaskCall,
+    aenqueue_many,
+    cancel,
+    current_task,
+    deferred,
+    enqueue_many,
+)
 
 
 @deferred
@@ -35,6 +44,11 @@ async def check() -> None:
     assert_type(await send.aenqueue(7), str)
     assert_type(send.using(delay=3).using(queue="a").enqueue(7), str)
     assert_type(await send.using(on_commit=False).aenqueue(7), str)
+    assert_type(send.call(7), TaskCall)
+    assert_type(enqueue_many([send.call(7), notify.using(delay=3).call("a", times=2)]), list[str])
+    assert_type(await aenqueue_many(send.call(number) for number in range(3)), list[str])
+    send.call("7")  # type: ignore[arg-type]
+    assert_type(cancel("1-2-a-3"), bool)
     running = notify("a")
     _ = assert_type(running, Coroutine[Any, Any, list[str]])
     assert_type(await running, list[str])

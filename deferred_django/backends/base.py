@@ -14,6 +14,7 @@ It has more than 300 lines because it is one text to be read as a whole: the con
 from __future__ import annotations
 
 import abc
+import contextlib
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -33,6 +34,7 @@ from deferred_django.backends.values import (
     DeadTaskRecord,
     Finding,
     Limits,
+    NewTask,
     PendingTask,
     Progress,
     QueueStatus,
@@ -53,6 +55,7 @@ __all__ = [
     "DeadTaskRecord",
     "Finding",
     "Limits",
+    "NewTask",
     "PendingTask",
     "Progress",
     "QueueStatus",
@@ -92,6 +95,33 @@ class Backend(ScheduleStore, abc.ABC):
         the earlier one. Raises ``ValueError`` for an id, queue or priority that cannot be stored
         and for a record over 64 MiB, ``OSError`` if it could not be written: then nothing runs.
         """
+
+    def add_tasks(self, tasks: Sequence[NewTask]) -> list[str]:
+        """Keep several tasks; return their ids in this order.
+
+        All of them, or after an error none. Errors and durability as in :meth:`add_task`; a
+        backend may raise ``ValueError`` for more than 64 MiB in all. If the process dies before
+        this returns, some of them may be there. (Here they are added one by one, and removed
+        again after an error. A backend that can write them together should.)
+        """
+        added: list[str] = []
+        try:
+            for task in tasks:
+                added.append(  # noqa: PERF401 - what was added is removed again
+                    self.add_task(
+                        task.context,
+                        publish_at=task.publish_at,
+                        task_id=task.task_id,
+                        queue=task.queue,
+                        priority=task.priority,
+                    )
+                )
+        except BaseException:
+            for task_id in added:
+                with contextlib.suppress(Exception):
+                    self.remove_task(task_id)
+            raise
+        return added
 
     @abc.abstractmethod
     def remove_task(self, task_id: str) -> bool:

@@ -33,6 +33,17 @@ class BackendConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class NewTask:
+    """One of the tasks that :meth:`Backend.add_tasks` adds together; as ``add_task`` takes them."""
+
+    context: bytes
+    publish_at: float | None = None
+    task_id: str | None = None
+    queue: str = "default"
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class PendingTask:
     """A task that waits, is delayed, or runs."""
 

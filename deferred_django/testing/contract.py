@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from deferred_django.backends.base import Backend, ClaimedTask, DeadTaskFilter, RunningTask
+from deferred_django.backends.base import Backend, ClaimedTask, DeadTaskFilter, NewTask, RunningTask
 
 ODD_BYTES = bytes(range(256)) + b"\n\\n\\\r\n:\xe2\x80\xa8\n"
 PAST = 1_000_000_000.0
@@ -88,6 +88,14 @@ class BackendContract:
         first, second = backend.add_task(b"x"), backend.add_task(b"x")
         assert first != second
         assert int(first.split("-")[0]) == pytest.approx(time.time(), abs=60)
+
+    def test_adding_several_returns_their_ids_in_order(self, backend: Backend) -> None:
+        assert backend.add_tasks([]) == []
+        first, given, last = backend.add_tasks(
+            [NewTask(b"x"), NewTask(b"y", task_id="given"), NewTask(b"z")]
+        )
+        assert given == "given"
+        assert first != last
 
     def test_a_dead_task_add_returns_its_id(self, backend: Backend) -> None:
         error = ValueError("no")
@@ -180,6 +188,49 @@ class StoreContract(BackendContract):
         with pytest.raises(ValueError, match="67,108,864"):
             backend.add_task(bytes(64 * 1024 * 1024 + 1))
         assert backend.pending_tasks() == []
+
+    def test_several_tasks_are_added_together(self, backend: Backend, other: Backend) -> None:
+        later = round(time.time()) + 500.25
+        backend.add_task(b"before", task_id="before", publish_at=PAST)
+        ids = backend.add_tasks(
+            [
+                NewTask(ODD_BYTES, publish_at=PAST + 1, queue="mail", priority=-7),
+                NewTask(b"", task_id="given", publish_at=later),
+                *[NewTask(b"%d" % n, publish_at=PAST + 2 + n) for n in range(300)],
+            ]
+        )
+        backend.add_task(b"behind", task_id="behind", publish_at=PAST + 400)
+        found = other.pending_tasks()
+        assert [task.id for task in found] == ["before", ids[0], *ids[2:], "behind", "given"]
+        assert (found[1].context, found[1].queue, found[1].priority) == (ODD_BYTES, "mail", -7)
+        assert (found[-1].publish_at, found[-1].status) == (later, "delayed")
+        claims = other.claim_tasks(1000)
+        assert len(claims) == 303
+        assert [claim.context for claim in claims[1:4]] == [b"0", b"1", b"2"]
+        for claim in claims:
+            other.start_task(claim)
+            other.complete_task(claim)
+        assert [task.id for task in backend.pending_tasks()] == ["given"]
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            NewTask(b"x", task_id="a:b"),
+            NewTask(b"x", queue="two words"),
+            NewTask(b"x", priority=40000),
+            NewTask(b"x", publish_at=float("nan")),
+            NewTask(bytes(64 * 1024 * 1024 + 1)),
+        ],
+        ids=lambda task: str(task)[:60],
+    )
+    def test_where_one_of_several_is_refused_all_are(
+        self, backend: Backend, other: Backend, wrong: NewTask
+    ) -> None:
+        with pytest.raises(ValueError, match=r"task id|queue|priority|publish_at|67,108,864"):
+            backend.add_tasks([NewTask(b"x", task_id="a"), wrong, NewTask(b"x", task_id="b")])
+        assert other.pending_tasks() == []
+        backend.add_task(b"x", task_id="c")
+        assert [claim.id for claim in other.claim_tasks(5)] == ["c"]
 
     def test_a_later_add_of_an_id_replaces_the_earlier_one(
         self, backend: Backend, other: Backend

@@ -113,8 +113,8 @@ def rescue_leaves_older_adds() -> AbstractContextManager[Any]:
     """Only the newest add of a task that moved is removed."""
     real = rescue._remove
 
-    def remove(segment: Segment, entry: Entry, nonces: set[str]) -> bool:
-        return real(segment, entry, {entry.nonce})
+    def remove(segment: Segment, *entries: tuple[Entry, set[str]]) -> bool:
+        return real(segment, *((entry, {entry.nonce}) for entry, _ in entries))
 
     return mock.patch.object(rescue, "_remove", remove)
 

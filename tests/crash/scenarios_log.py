@@ -89,6 +89,21 @@ def enqueue(stage: Stage) -> None:
     stage.sync(log)
 
 
+def enqueue_together(stage: Stage) -> None:
+    """Several adds by one write, durable when it returns, and one behind them."""
+    log = stage.log(fsync_frequency=0)
+    stage.enqueue_together(log, "new", "newer", "newest")
+    stage.enqueue(log, "last")
+
+
+def enqueue_together_and_rotate(stage: Stage) -> None:
+    """Several adds by one write, more than a segment takes, and the timer."""
+    log = stage.log(rotate_bytes=200)
+    stage.enqueue_together(log, "new", "newer", "newest")
+    stage.enqueue_together(log, "second", "third")
+    stage.sync(log)
+
+
 def enqueue_long(stage: Stage) -> None:
     """Records of several sectors."""
     log = stage.log()
@@ -210,6 +225,8 @@ _BASE = (
     Scenario("log: first use, durable at once", nothing, enqueue_durably),
     Scenario("log: first use, timer", nothing, enqueue),
     Scenario("log: adopt, durable at once", two_tasks, enqueue_durably),
+    Scenario("log: several at once, durable", two_tasks, enqueue_together),
+    Scenario("log: several at once, rotate, timer", nothing, enqueue_together_and_rotate),
     Scenario("log: run and complete", two_tasks, work),
     Scenario("log: retry", two_tasks, retry),
     Scenario("log: rotate", nothing, rotate),

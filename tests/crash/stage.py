@@ -17,7 +17,7 @@ from typing import Any
 from unittest import mock
 
 from deferred_django import ids
-from deferred_django.backends.base import BackendConfig
+from deferred_django.backends.base import BackendConfig, NewTask
 from deferred_django.backends.disk import descriptors
 from deferred_django.backends.disk.backend import DiskBackend
 from deferred_django.backends.disk.dead_tasks_storage import DeadTasksStorage
@@ -166,6 +166,20 @@ class Stage:
             self.books.log_is(task_id, state)
         else:
             self._unsynced[storage][task_id] = state
+
+    def enqueue_together(self, storage: TasksStorage, *task_ids: str) -> None:
+        """Add several tasks by one write; the promise is for all of them, with the return."""
+        states = {task_id: Pending(task_id.encode()) for task_id in task_ids}
+        for task_id, state in states.items():
+            self.books.log_may_be(task_id, state)
+        storage.add_together(
+            [NewTask(state.payload, support.PAST, name) for name, state in states.items()]
+        )
+        if storage._writer._sync_each:
+            for task_id, state in states.items():
+                self.books.log_is(task_id, state)
+        else:
+            self._unsynced[storage].update(states)
 
     def enqueue_in_vain(self, storage: TasksStorage, task_id: str) -> None:
         """Add a task while one fsync fails: it is refused, and nowhere."""

@@ -86,16 +86,17 @@ class Checker:
         self._look_for_leaks(case, world)
         state = read_state(world.path)
         operation = case.operation
-        if operation.late or (operation.refuses and raised and not operation.frequency):
+        soon = operation.called_back or not operation.frequency
+        if operation.late or (operation.refuses and raised and soon):
             # What was refused may be there until the timer has removed it.
-            state.pending.pop("new", None)
+            _forget_new(state)
         self._judge(case, state, expected, raised)
         # The timer comes by, as it would within half a second.
         self._soon(case, "a tick", world.subject.tasks._tick)
         state = read_state(world.path)
         interrupted = isinstance(raised, KeyboardInterrupt)
         if operation.late and interrupted:
-            state.pending.pop("new", None)
+            _forget_new(state)
         self._judge(case, state, expected, raised)
         self._ask_neighbour(case, world, state, certain=not interrupted)
 
@@ -164,7 +165,7 @@ class Checker:
             # An interrupted add is added again under its id, which replaces the first; of one that
             # is not, nobody knows whether it was made.
             if operation.late and isinstance(raised, KeyboardInterrupt):
-                state.pending.pop("new", None)
+                _forget_new(state)
             case.check(state == final, f"in the end: {_difference(final, state)}")
             settled = operation.settled is None or operation.settled(world)
             case.check(settled, "in the end it is not settled")
@@ -173,7 +174,7 @@ class Checker:
             self._soon(case, "closing", world.subject.close)
             state = read_state(world.path)
             if operation.late and isinstance(raised, KeyboardInterrupt):
-                state.pending.pop("new", None)
+                _forget_new(state)
             case.check(state == final, f"after all: {_difference(final, state)}")
 
     def _soon(self, case: Case, what: str, action: Callable[[], Any]) -> None:
@@ -213,6 +214,11 @@ def _may_be(found: _Places, before: _Places, after: _Places) -> bool:
     return None not in found and all(
         there in (one, other) for there, one, other in zip(found, before, after, strict=True)
     )
+
+
+def _forget_new(state: State) -> None:
+    for name in [name for name in state.pending if name.startswith("new")]:
+        del state.pending[name]
 
 
 def _is_due(name: str, state: State) -> bool:

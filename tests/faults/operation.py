@@ -41,6 +41,8 @@ class Operation:
     """An error means that nothing was done, and nothing of it ever happens."""
     durable: bool = False
     """What it did is durable when it returns: where no fsync succeeds any more it must fail."""
+    called_back: bool = False
+    """What it refuses may be in the store, claimed, until the timer has removed it."""
     late: bool = False
     """It refuses a task within itself, which may be in the store until the timer has removed it."""
     whole: bool = True

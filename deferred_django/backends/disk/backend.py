@@ -16,6 +16,7 @@ from deferred_django.backends.base import (
     DeadTaskRecord,
     Finding,
     Limits,
+    NewTask,
     PendingTask,
     Progress,
     RunningTask,
@@ -68,6 +69,9 @@ class DiskBackend(Backend):
             publish_at = time.time()
         self.tasks.add(task_id, context, publish_at=publish_at, queue=queue, priority=priority)
         return task_id
+
+    def add_tasks(self, tasks: Sequence[NewTask]) -> list[str]:
+        return self.tasks.add_together(tasks)
 
     def remove_task(self, task_id: str) -> bool:
         return self.tasks.remove(task_id)

@@ -2,8 +2,9 @@
 
 All are write locks of the open file description (see :mod:`.files`). *Ownership*, one byte far
 behind any record, is held by the one process that appends new tasks. A *claim* is the bytes of one
-task's ``add`` record. *Whole* covers both and is taken on a descriptor of its own, so that it
-fails while anybody, this process included, owns the segment or holds a claim in it.
+task's ``add`` record; the *tail* is a claim on whatever the owner is about to append. *Whole*
+covers both and is taken on a descriptor of its own, so that it fails while anybody, this process
+included, owns the segment or holds a claim in it.
 """
 
 from __future__ import annotations
@@ -34,6 +35,16 @@ def is_owned(fd: int) -> bool:
 def has_claims(fd: int) -> bool:
     """Whether another descriptor claims any record."""
     return files.lock_is_held(fd, 0, OWNERSHIP_BYTE)
+
+
+def try_tail(fd: int, start: int) -> bool:
+    """Claim whatever will be written behind ``start``, if nobody claims anything there."""
+    return files.try_lock(fd, start, OWNERSHIP_BYTE - start)
+
+
+def release_tail(fd: int, start: int) -> None:
+    """Let others claim what is there."""
+    files.unlock(fd, start, OWNERSHIP_BYTE - start)
 
 
 def try_whole(fd: int) -> bool:

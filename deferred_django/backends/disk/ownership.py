@@ -52,6 +52,15 @@ class OwnedSegment:
         self.added += 1
         self.unsynced.append(record)
 
+    def appended_together(self, records: list[bytes], size: int) -> None:
+        """The same of several that one write of ``size`` bytes wrote."""
+        if not self.unsynced:
+            at = files.end_of_write(self.fd) - size
+            self.mark = max(0, at), records[0][1 : 1 + MARK_BYTES]
+        self.size += size
+        self.added += len(records)
+        self.unsynced += records
+
     def is_whole(self, mark: tuple[int, bytes]) -> bool:
         """Whether what ``mark`` was taken of is still there: no other program has cut the file."""
         at, beginning = mark

@@ -107,12 +107,11 @@ class Rescue:
 
     def _remove_moved(self) -> None:
         segment = self._segment
-        removed = [each for each in self._unremoved if _remove(segment, *each)]
-        if removed:
+        if self._unremoved and _remove(segment, *self._unremoved):
             _fsync_removals(segment)
-        for each in removed:
-            self._unremoved.remove(each)
-            _unlock(segment, each[0])
+            for entry, _ in self._unremoved:
+                _unlock(segment, entry)
+            self._unremoved.clear()
 
     def close(self) -> None:
         """Let go of the descriptor, if it is this one's."""
@@ -123,7 +122,7 @@ class Rescue:
 def withdraw(segment: Segment, batch: list[bytes]) -> set[bytes]:
     """Remove adds again, except those that somebody runs already; return what is not there."""
     with _claimed(segment, batch) as (held, lost, _, _, _):
-        removed = [added for added, entry in held if _remove(segment, entry, {entry.nonce})]
+        removed = [added for added, entry in held if _remove(segment, (entry, {entry.nonce}))]
         if removed:
             _fsync_removals(segment)
         return {*lost, *removed}
@@ -216,12 +215,17 @@ def _lock(segment: Segment, row: int) -> bool:
     return files.try_lock(segment.fd, table.offsets[row], table.lengths[row])
 
 
-def _remove(segment: Segment, entry: Entry, nonces: set[str]) -> bool:
-    removals = [log_records.rem(entry.id, nonce) for nonce in sorted(nonces)]
+def _remove(segment: Segment, *entries: tuple[Entry, set[str]]) -> bool:
+    """Write the removals of tasks, by their nonces, together."""
+    removals = [
+        log_records.rem(entry.id, nonce) for entry, nonces in entries for nonce in sorted(nonces)
+    ]
     try:
         files.append_record(segment.fd, b"".join(removals))
     except OSError as error:
-        logger.error("%s: task %s cannot be removed: %s", segment.path, entry.id, error)
+        more = f" and {len(entries) - 1} more" if len(entries) > 1 else ""
+        first = entries[0][0].id
+        logger.error("%s: task %s%s cannot be removed: %s", segment.path, first, more, error)
         return False
     return True
 

@@ -1,6 +1,8 @@
 """The tasks write-ahead log: all segments of a store, behind one lock of this process.
 
-What is written where and why: ``docs/storage-format.md`` and ``docs/decisions/`` 001 to 004."""
+What is written where and why: ``docs/storage-format.md`` and ``docs/decisions/``. It is longer than
+300 lines because all of it shares that lock.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from deferred_django import ids
+from deferred_django.backends.base import MAX_RECORD_BYTES, NewTask
 from deferred_django.backends.disk import descriptors, files, log_records, survey, tidy
 from deferred_django.backends.disk.boot import boot_id
 from deferred_django.backends.disk.claims import Claims
@@ -86,6 +89,25 @@ class TasksStorage:
         log_records.check_fields(task_id, queue, priority)
         at, nonce = log_records.milliseconds(publish_at), ids.new_nonce()
         self._writer.append(log_records.add(task_id, nonce, at, priority, queue, payload))
+
+    def add_together(self, tasks: Sequence[NewTask]) -> list[str]:
+        """Append several by one write; see :meth:`Backend.add_tasks`."""
+        now, names, added = time.time(), [], []
+        for task in tasks:
+            name = ids.new_id() if task.task_id is None else task.task_id
+            log_records.check_fields(name, task.queue, task.priority)
+            at = log_records.milliseconds(now if task.publish_at is None else task.publish_at)
+            fields = name, ids.new_nonce(), at, task.priority, task.queue, task.context
+            added.append(log_records.add(*fields))
+            names.append(name)
+        if sum(map(len, added)) > MAX_RECORD_BYTES:
+            raise ValueError(
+                f"{len(added):,} tasks of {sum(map(len, added)):,} bytes are more than one write "
+                f"takes, which is {MAX_RECORD_BYTES:,} bytes: enqueue them in several parts"
+            )
+        if added:
+            self._writer.append_together(added)
+        return names
 
     # -- reading -------------------------------------------------------------------------------
 

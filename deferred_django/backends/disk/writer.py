@@ -11,9 +11,9 @@ import contextlib
 import errno
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from deferred_django.backends.disk import files, ownership
+from deferred_django.backends.disk import files, locks, ownership
 from deferred_django.backends.disk.handler_lock import HandlerLock
 from deferred_django.backends.disk.names import StoreNames
 from deferred_django.backends.disk.ownership import OwnedSegment
@@ -31,6 +31,7 @@ IDLE_SECONDS = 60.0
 UNSYNCED_BYTES = 8_000_000
 """So much may wait for the timer's fsync; more is synced at once."""
 FAILED_KEPT = 4
+TAIL_TRIES = 100
 _FINISHED_BYTES = 150
 """About what a worker appends for a task that it has run: a ``run`` and a ``rem``."""
 
@@ -79,13 +80,7 @@ class SegmentWriter:
         With ``sync_each`` the disk has it on return. After an ``OSError`` the task is not in the
         store.
         """
-        # First: what fails after the write would fail a task that runs.
-        if self._sync_each:
-            self._sync_lock.check()
-            if self._rescues:
-                self._withdraw_refused()
-        elif self._waiting_bytes() > UNSYNCED_BYTES:
-            self._make_room()
+        self._prepare()
         with self._mutex:
             segment = self._opened()
             self._append(segment, record)
@@ -93,6 +88,77 @@ class SegmentWriter:
         self._sync_soon()
         if self._sync_each:
             self._sync_through(segment, number)
+
+    def append_together(self, records: list[bytes]) -> None:
+        """Append several adds by one write; as :meth:`append`, all of them or none.
+
+        Nobody can claim one before all are there. Those that a write left which was cut short are
+        removed; until that could be written this process keeps them claimed.
+        """
+        self._prepare()
+        data = b"".join(records)
+        try:
+            with self._sync_lock, self._mutex, self._tail() as segment:
+                try:
+                    files.append_record(segment.fd, data)
+                except OSError:
+                    self._call_back(segment, records)
+                    raise
+                segment.appended_together(records, len(data))
+                number = segment.added
+                if segment.size > self._limit:
+                    self._rotate(segment)
+        finally:
+            self._sync_soon()
+        if self._sync_each:
+            self._sync_through(segment, number)
+
+    @contextlib.contextmanager
+    def _tail(self) -> Iterator[OwnedSegment]:
+        """The segment that the next adds go to, and what they will be is claimed."""
+        for _ in range(TAIL_TRIES):
+            segment = self._opened()
+            start = files.status(segment.fd).st_size
+            try:
+                if locks.try_tail(segment.fd, start):
+                    yield segment
+                    return
+            finally:
+                self._release_tail(segment, start)
+            self._retire(segment)  # somebody claims a retry that he has just written there
+        raise OSError(errno.EAGAIN, "every segment was claimed in before it could be used", "")
+
+    def _release_tail(self, segment: OwnedSegment, start: int) -> None:
+        if segment.path in self._rescues.paths():
+            return  # what was called back stays claimed
+        released = False
+        try:
+            with contextlib.suppress(OSError):  # an unlock of a valid descriptor does not fail
+                locks.release_tail(segment.fd, start)
+                released = True
+        finally:
+            if not released and segment is self._current:
+                self._retire(segment)  # closed after the next sync, which unlocks everything
+
+    def _call_back(self, segment: OwnedSegment, records: list[bytes]) -> None:
+        """Remove what a failed write has left of adds that are claimed still."""
+        self._rescues.add(Rescue(segment.reader(), records, owned=True, refused=True))
+        try:
+            error = self._rescues.withdraw(0)
+        finally:
+            if segment.path in self._rescues.paths():
+                self._retire(segment)
+        if error is not None:
+            logger.error("%s: tasks that were refused may run: %s", segment.path, error)
+
+    def _prepare(self) -> None:
+        """Before an append: what fails after the write would fail a task that runs."""
+        if self._sync_each:
+            self._sync_lock.check()
+            if self._rescues:
+                self._withdraw_refused()
+        elif self._waiting_bytes() > UNSYNCED_BYTES:
+            self._make_room()
 
     def _opened(self) -> OwnedSegment:
         """The segment that the next add goes to."""
@@ -230,7 +296,10 @@ class SegmentWriter:
                         self._rotate(segment)
             elif not segment.unsynced:
                 self._retired.remove(segment)
-                segment.release()
+                if segment.path in self._rescues.paths():
+                    self._failed.append(segment)  # the claims on what was called back are on it
+                else:
+                    segment.release()
             self._retired_bytes = sum(old.size - old.synced_size for old in self._retired)
         return None
 

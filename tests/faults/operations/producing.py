@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 
+from deferred_django.backends.base import NewTask
 from deferred_django.backends.disk import files
 from tests.faults.operation import Operation, nothing
 from tests.faults.operations.working import worked
@@ -14,6 +15,12 @@ from tests.faults.world import NEVER, PAST, World, context
 
 def enqueue(world: World) -> None:
     world.subject.add_task(context("new"), task_id="new", publish_at=PAST)
+
+
+def enqueue_together(world: World) -> None:
+    names = ("new", "new2", "new3")
+    tasks = [NewTask(context(name), publish_at=PAST, task_id=name) for name in names]
+    assert world.subject.add_tasks(tasks) == list(names)
 
 
 def two_in_own_segment(world: World) -> None:
@@ -87,14 +94,16 @@ def enqueue_with_a_failed_fsync(world: World) -> None:
 OPERATIONS = (
     *(
         Operation(
-            f"{name}, {each}",
-            enqueue,
+            f"{name}{together}, {each}",
+            action,
             prepare,
             frequency=frequency,
             refuses=True,
             durable=not frequency,
+            called_back=action is enqueue_together,
         )
         for each, frequency in (("fsync each", 0.0), ("fsync later", NEVER))
+        for action, together in ((enqueue, ""), (enqueue_together, ", several"))
         for name, prepare in (
             ("first use", nothing),
             ("enqueue", two_in_own_segment),
