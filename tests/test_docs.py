@@ -30,6 +30,8 @@ PAGES = sorted(
     ]
 )
 OTHERS_OPTIONS = {"--fork", "--no-deps", "--pid", "--preload", "--settings", "--workers"}
+OTHERS_OPTIONS |= {"--bind", "--init", "--interval", "--no-cache-dir", "--quiet", "--start-period"}
+OTHERS_OPTIONS |= {"--create", "--directory", "--file", "--gzip", "--timeout", "--uid", "--warning"}
 """Options of other programs that the documentation mentions."""
 
 TEXTS = {str(page.relative_to(REPOSITORY)): page.read_text(encoding="utf-8") for page in PAGES}
