@@ -14,22 +14,25 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Awaitable
+from collections.abc import Coroutine
 from types import TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from asgiref.sync import async_to_sync
 from django.core.cache import caches
 
-from deferred_django import attempt_middleware, connections, event_loop
+from deferred_django import attempt_middleware, connections, event_loop, time_limit
 from deferred_django.attempt_middleware import Around
 from deferred_django.context import TaskContext
 from deferred_django.current import CurrentTask, running
 from deferred_django.event_loop import EventLoop
 from deferred_django.middleware_setting import Middleware
 from deferred_django.task import DeferredTask
+from deferred_django.time_limit import TimeLimit
 
-_OWN_FILES = frozenset({__file__, attempt_middleware.__file__, event_loop.__file__})
+_OWN_FILES = frozenset(
+    module.__file__ for module in (attempt_middleware, event_loop, time_limit)
+) | {__file__}
 
 Failure = tuple[BaseException, float | None]
 """What a task raised, and the seconds to its next attempt (``None``: there is none)."""
@@ -43,12 +46,15 @@ def run_attempt(
     loop: EventLoop | None = None,
     check_connections: bool = False,
     middleware: Middleware = (),
+    limit: TimeLimit | None = None,
 ) -> Failure | None:
     """Run the task once, in this thread or (``async def``) on ``loop``, and ask its retry policy.
 
     Without a ``loop``, an async task runs on one that lives for this call only, and its
     thread-sensitive code runs in this thread. The ``middleware`` is entered and left in this
-    thread, in the attempt's context, around all that the task does.
+    thread, in the attempt's context, around all that the task does. ``limit`` concerns the task's
+    function and nothing around it: not the reading of the arguments, the middleware, the clean-up
+    or the retry policy.
     """
     own = contextvars.Context()
     pid = os.getpid()
@@ -59,9 +65,9 @@ def run_attempt(
     if error is None and task.is_async:
         # With middleware in a copy: the loop's thread may still be on its way out of the context.
         inner = own if around is None else own.copy()
-        error = _run_async(task, context, current, inner, loop, check_connections)
+        error = _run_async(task, context, current, inner, loop, check_connections, limit)
     elif error is None:
-        error = own.run(_run_sync, task, context, current)
+        error = own.run(_run_sync, task, context, current, limit)
     if os.getpid() != pid:
         # The task forked and its child came back here, where only the parent has a claim.
         _end_child(error)
@@ -74,7 +80,8 @@ def run_attempt(
     failure = None
     if error is not None:
         error = BaseException.with_traceback(error, _without_own_frames(error.__traceback__))
-        failure = error, own.run(_wait_after, error, current)
+        # A copy: the loop's thread may still be on its way out of the context.
+        failure = error, own.copy().run(_wait_after, error, current)
     if check_connections:
         connections.after_task()
     return failure
@@ -100,22 +107,35 @@ def _wait_after(error: BaseException, current: CurrentTask) -> float | None:
 
 
 def _run_sync(
-    task: DeferredTask[..., object], context: TaskContext, current: CurrentTask
+    task: DeferredTask[..., object],
+    context: TaskContext,
+    current: CurrentTask,
+    limit: TimeLimit | None,
 ) -> BaseException | None:
     try:
         with running(current):
             args, kwargs = context.arguments()
-            result = task.func(*args, **kwargs)
+            if limit is None:
+                result = task.func(*args, **kwargs)
+            else:
+                result, error = limit.call(task.func, args, kwargs)
+                if error is not None:
+                    return error
             if inspect.iscoroutine(result):  # an async function under a decorator that is not
-                return async_to_sync(_error_of)(result)
+                return async_to_sync(_error_of)(result, limit)
     except BaseException as error:
         return error
     return None
 
 
-async def _error_of(coroutine: Awaitable[object]) -> BaseException | None:
+async def _error_of(
+    coroutine: Coroutine[Any, Any, object], limit: TimeLimit | None
+) -> BaseException | None:
     try:
-        await coroutine
+        if limit is None:
+            await coroutine
+        else:
+            await limit.wait_for(lambda: coroutine, (), {})
     except BaseException as error:
         return error
     return None
@@ -128,17 +148,29 @@ def _run_async(
     own: contextvars.Context,
     loop: EventLoop | None,
     check_connections: bool,
+    limit: TimeLimit | None,
 ) -> BaseException | None:
     async def call() -> None:
         with running(current):
             if check_connections:
                 await connections.before_async_task()
+            error = None
             try:
-                await task.func(*args, **kwargs)  # type: ignore[misc]
+                if limit is None:
+                    await task.func(*args, **kwargs)  # type: ignore[misc]
+                else:
+                    await limit.wait_for(task.func, args, kwargs)  # type: ignore[arg-type]
+            except BaseException as raised:
+                error = raised
+            # Not while it is handled: sync_to_async would raise it again, with frames of its own.
+            _close_caches()
+            if check_connections:
+                await connections.after_async_task()
+            try:
+                if error is not None:
+                    raise error
             finally:
-                _close_caches()
-                if check_connections:
-                    await connections.after_async_task()
+                del error
 
     async def guarded() -> BaseException | None:
         try:

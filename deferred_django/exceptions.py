@@ -19,7 +19,11 @@ class EnqueueStopped(Exception):
 
 
 class TaskTimeout(TimeoutError):
-    """A task ran longer than its ``timeout`` allows. The attempt counts as failed."""
+    """A task ran longer than its ``timeout`` allows.
+
+    It is raised inside a plain function at that moment. The attempt has failed whatever the
+    function makes of it, or of the cancellation that an ``async def`` function gets instead.
+    """
 
 
 class WorkerLost(RuntimeError):

@@ -14,7 +14,7 @@ from deferred_django.backends.base import ClaimedTask
 from deferred_django.context import TaskContext
 from deferred_django.current import CurrentTask, UserContext
 from deferred_django.event_loop import EventLoop
-from deferred_django.hold import Abandoned, Hold
+from deferred_django.hold import Abandoned, Hold, LimitedAttempt
 from deferred_django.queue import MAX_CRASHES, UNREADABLE_TASK, Queue
 from deferred_django.retry import RetryDecision
 from deferred_django.signals import (
@@ -26,6 +26,7 @@ from deferred_django.signals import (
     task_succeeded,
 )
 from deferred_django.task import DeferredTask, resolve_task
+from deferred_django.time_limit import TimeLimit
 
 T = TypeVar("T")
 
@@ -65,6 +66,7 @@ def execute(
     hold = hold or Hold()
     hold.claim = claim
     hold.settling = False
+    hold.limited = None
     try:
         context = TaskContext.from_bytes(claim.context)
     except Exception as error:  # whatever the bytes do to the decoder: no worker can run them
@@ -77,16 +79,6 @@ def execute(
         task = resolve(context.task)
     except Exception as error:  # the import of a project's module may raise anything
         return _end_unknown(queue, claim, context, error, hold)
-    try:
-        with hold:
-            queue.start(claim)
-    except OSError as error:
-        logs.store_error("Recording the start of a task", error)
-        with hold.ending:
-            queue.release(claim)
-        return Outcome.NOT_STARTED
-    hold.check()
-
     attempt = context.attempts + 1
     current = CurrentTask(
         claim.id,
@@ -96,6 +88,19 @@ def execute(
         claim.queue,
         UserContext(context.user_context) if context.user_context else None,
     )
+    limit = None
+    if task.timeout is not None:
+        limit = TimeLimit(task.timeout, hold.on_stuck)
+        hold.limited = LimitedAttempt(task, context, current, limit)
+    try:
+        with hold:
+            queue.start(claim)
+    except OSError as error:
+        logs.store_error("Recording the start of a task", error)
+        with hold.ending:
+            queue.release(claim)
+        return Outcome.NOT_STARTED
+    hold.check()
     hold.begun = (current, time.time())
     if task_started.is_heard:
         latency = max(time.time() - claim.publish_at, 0.0)
@@ -107,6 +112,7 @@ def execute(
         current,
         loop=loop,
         check_connections=check_connections,
+        limit=limit,
         middleware=queue.features.perform_middleware,
     )
     duration = time.monotonic() - began
@@ -120,7 +126,7 @@ def execute(
         if task_succeeded.is_heard:
             _tell(task_succeeded, task, claim, context.task, attempt=attempt, duration=duration)
         return Outcome.SUCCEEDED
-    return _end_failed(queue, claim, context, task, failure, duration, hold)
+    return end_failed(queue, claim, context, task, failure, duration, hold)
 
 
 def _tell(
@@ -155,7 +161,7 @@ def _settle(hold: Hold, write: Callable[[], T], failed: Exception | None = None)
         failed = None
 
 
-def _end_failed(
+def end_failed(
     queue: Queue,
     claim: ClaimedTask,
     context: TaskContext,
@@ -164,6 +170,7 @@ def _end_failed(
     duration: float,
     hold: Hold,
 ) -> Outcome:
+    """Write and log what comes of a failed attempt. Errors as those of :func:`execute`."""
     error, wait = failure
     _settle(hold, lambda: queue.fail(claim, context, error, wait, guard=hold.ending))
     attempt = context.attempts + 1

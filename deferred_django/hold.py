@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
 
 from deferred_django.backends.base import ClaimedTask
+from deferred_django.context import TaskContext
 from deferred_django.current import CurrentTask
 from deferred_django.queue import Guard
+from deferred_django.task import DeferredTask
+from deferred_django.time_limit import TimeLimit
 
 _STOPPING_PAUSE = 0.1
 
 
 class Abandoned(Exception):  # noqa: N818 - not an error: the claim is another's business now
     """The claim was taken away from the thread that worked on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LimitedAttempt:
+    """An attempt with a time limit: what is needed to end it while its thread still runs."""
+
+    task: DeferredTask[..., object]
+    context: TaskContext
+    current: CurrentTask
+    limit: TimeLimit
 
 
 class Hold:
@@ -31,6 +46,8 @@ class Hold:
         "begun",
         "claim",
         "ending",
+        "limited",
+        "on_stuck",
         "settling",
         "taken",
     )
@@ -49,6 +66,10 @@ class Hold:
         """The claim that :meth:`abandon` returned."""
         self.ending: Guard = _Ending(self)
         """Entered around the call that lets go of the claim."""
+        self.limited: LimitedAttempt | None = None
+        """What runs, if it has a time limit."""
+        self.on_stuck: Callable[[], object] | None = None
+        """Called when it does not end at its limit, by a thread that must not wait."""
         self._lock = threading.Lock()
         self._stopping = stopping
 
@@ -62,6 +83,16 @@ class Hold:
         self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None
     ) -> None:
         self._lock.release()
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether what runs has passed its time limit and has not ended yet."""
+        return self.limited is not None and self.limited.limit.passed
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it has not ended for so long that it is not expected to."""
+        return self.is_overdue and self.limited is not None and self.limited.limit.stuck
 
     def abandon(self, timeout: float) -> ClaimedTask | None:
         """Take the claim away; return it if there is one that can safely be put back."""

@@ -6,19 +6,22 @@ process ends. Arguments go through the same bytes as with every other backend.
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 import logging
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
-from deferred_django import connections, event_loop, forks
+from deferred_django import connections, event_loop, forks, overdue
 from deferred_django.backends.base import BackendConfig, ClaimedTask
 from deferred_django.backends.none import NoneBackend
 from deferred_django.conf_features import Features
 from deferred_django.execution import execute
+from deferred_django.hold import Abandoned, Hold
 from deferred_django.queue import NO_FEATURES, Queue
 
 logger = logging.getLogger("deferred_django")
@@ -86,14 +89,30 @@ class LocalRunner:
             self._entries.clear()
             self._changed.notify_all()
 
-    def _work(self) -> None:
+    def _work(self, first: Callable[[], object] | None = None) -> None:
         connections.watch_thread()
-        while (claim := self._next()) is not None:
+        hold = Hold()
+        hold.on_stuck = functools.partial(self._leave_behind, hold)
+        if first is not None:
+            first()
+        while not hold.abandoned and (claim := self._next()) is not None:
             try:
-                execute(self._queue, claim, loop=event_loop.process_loop(), check_connections=True)
+                loop = event_loop.process_loop()
+                execute(self._queue, claim, hold=hold, loop=loop, check_connections=True)
+            except Abandoned:
+                pass  # another thread has taken this one's place
             except BaseException:  # the thread outlives whatever went wrong around a task
                 logger.exception("Working on task %s failed.", claim.id)
         connections.unwatch_thread()
+
+    def _leave_behind(self, hold: Hold) -> None:
+        # No process can be replaced here. Its thread ends with the task, should that ever end.
+        if hold.abandon(0.0) is None:
+            return
+        first = functools.partial(overdue.work_off, self._queue, hold)
+        threading.Thread(
+            target=self._work, args=(first,), name="deferred-local", daemon=True
+        ).start()
 
     def _next(self) -> ClaimedTask | None:
         with self._changed:

@@ -111,6 +111,14 @@ def too_much_memory(size: str) -> None:
     logger.info("This worker process has %s in use; another one takes its place.", size)
 
 
-def put_back(task_id: str) -> None:
-    """A stopping worker put back a task that had not ended in time."""
-    logger.warning("Task %s did not end in time; it is put back and runs again.", task_id)
+def put_back(task_id: str, *, beside_stuck: bool = False) -> None:
+    """A task that had not ended was put back by a stop, or because of another that is stuck."""
+    why = "runs in a process that is replaced" if beside_stuck else "did not end in time"
+    logger.warning("Task %s %s; it is put back and runs again.", task_id, why)
+
+
+def task_stuck(task: str, task_id: str, seconds: float, what: str) -> None:
+    """A task has not ended though it was interrupted at its timeout; ``what`` follows from it."""
+    logger.error(
+        "Task %s (%s) does not react to its timeout of %g s; %s.", task, task_id, seconds, what
+    )

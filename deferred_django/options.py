@@ -60,6 +60,25 @@ class EnqueueOptions:
         return self.publish_at if self.delay is None else time.time() + self.delay
 
 
+def timeout_seconds(timeout: object) -> float | None:
+    """The seconds that an attempt of a task may take; ``None`` stands for no limit.
+
+    Raises ``TypeError`` or ``ValueError`` naming ``timeout``.
+    """
+    if timeout is None:
+        return None
+    if isinstance(timeout, timedelta):
+        timeout = timeout.total_seconds()
+    elif isinstance(timeout, bool) or not isinstance(timeout, int | float):
+        raise TypeError(f"timeout must be seconds, a timedelta or None, not {short(timeout)}")
+    if not 0 < timeout <= MAX_DELAY:  # NaN neither
+        raise ValueError(
+            f"timeout must be more than 0 seconds and at most 100 years, not {short(timeout)} "
+            "(None for no limit)"
+        )
+    return float(timeout)
+
+
 def _seconds(delay: object) -> float:
     if isinstance(delay, timedelta):
         delay = delay.total_seconds()

@@ -7,6 +7,7 @@ lock but the hold on its own claim.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 import time
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterable
 
 from deferred_django import connections
 from deferred_django.backends.base import ClaimedTask, RunningTask
+from deferred_django.bell import Bell
 from deferred_django.hold import Abandoned, Hold
 
 logger = logging.getLogger("deferred_django")
@@ -28,36 +30,18 @@ SATURATED = 0.7
 """Of one core: with so much in use, the interpreter is what the threads wait for."""
 
 
-class Bell:
-    """Wakes one waiting thread. Ringing is safe in signal handlers and is never lost."""
-
-    __slots__ = ("_lock",)
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._lock.acquire()
-
-    def ring(self) -> None:
-        """End the running or the next :meth:`wait`."""
-        try:  # noqa: SIM105 - on the path of every short task
-            self._lock.release()
-        except RuntimeError:
-            pass  # it rang already
-
-    def wait(self, timeout: float = -1) -> bool:
-        """Wait for a ring; ``False`` if there was none within ``timeout`` seconds."""
-        return self._lock.acquire(timeout=timeout)
-
-
 class _Slot:
     """One thread of the pool."""
 
     __slots__ = ("bell", "finished", "hold", "thread")
 
-    def __init__(self, stopping: threading.Event) -> None:
+    def __init__(
+        self, stopping: threading.Event, on_stuck: Callable[[], object] | None, finished: int = 0
+    ) -> None:
         self.bell = Bell()
         self.hold = Hold(stopping)
-        self.finished = 0
+        self.hold.on_stuck = on_stuck
+        self.finished = finished
         self.thread: threading.Thread | None = None
 
 
@@ -71,8 +55,10 @@ class Pool:
         *,
         stopping: threading.Event,
         on_finish: Callable[[], None],
+        on_stuck: Callable[[], object] | None = None,
     ) -> None:
-        """``run`` works on a claim; ``on_finish`` is called after a claim when few wait."""
+        """``run`` works on a claim; ``on_finish`` is called after a claim when few wait, and
+        ``on_stuck`` (by a thread that must not wait) when :attr:`stuck` has grown."""
         self.size = size
         self.low_mark = 0
         """``on_finish`` is called when no more than this many claims wait."""
@@ -81,7 +67,9 @@ class Pool:
         self._on_finish = on_finish
         self._buffer: deque[tuple[ClaimedTask, float]] = deque()
         self._idle: deque[_Slot] = deque()
-        self._slots = [_Slot(stopping) for _ in range(size)]
+        self._on_stuck = on_stuck
+        self._slots = [_Slot(stopping, on_stuck) for _ in range(size)]
+        self._left_behind: list[threading.Thread] = []
         self._added = 0
         self._taken_back = 0
         self._closed = False
@@ -94,10 +82,13 @@ class Pool:
     def start(self) -> None:
         """Start the threads."""
         for number, slot in enumerate(self._slots, 1):
-            slot.thread = threading.Thread(
-                target=self._work, args=(slot,), name=f"deferred-{number}", daemon=True
-            )
-            slot.thread.start()
+            self._start(slot, f"deferred-{number}", None)
+
+    def _start(self, slot: _Slot, name: str, first: Callable[[], object] | None) -> None:
+        slot.thread = threading.Thread(
+            target=self._work, args=(slot, first), name=name, daemon=True
+        )
+        slot.thread.start()
 
     # -- for the one thread that feeds the pool --------------------------------------------------
 
@@ -203,8 +194,32 @@ class Pool:
         self._closed = True
         return self.take_back()
 
-    def abandon(self, timeout: float) -> list[ClaimedTask]:
-        """Take away the claims that are worked on; return those that can be put back.
+    @property
+    def stuck(self) -> int:
+        """How many of the claims that are worked on are stuck tasks'."""
+        return sum([slot.hold.is_stuck for slot in self._slots])
+
+    @property
+    def left_behind(self) -> int:
+        """How many threads still run what was stuck."""
+        return sum([thread.is_alive() for thread in self._left_behind])
+
+    def leave_behind(self, work_off: Callable[[Hold, Hold], object]) -> None:
+        """Put new threads in the place of those that are stuck.
+
+        ``work_off(old hold, new hold)`` is the first thing that the new thread does, in place of
+        the work on the claim.
+        """
+        for number, old in enumerate(self._slots):
+            if old.thread is None or not old.hold.is_stuck or old.hold.abandon(0.0) is None:
+                continue
+            slot = _Slot(self._stopping, self._on_stuck, old.finished)
+            self._slots[number] = slot
+            self._left_behind.append(old.thread)
+            self._start(slot, old.thread.name, functools.partial(work_off, old.hold, slot.hold))
+
+    def abandon(self, timeout: float) -> list[Hold]:
+        """Take away the claims that are worked on; return the holds of those that can be put back.
 
         ``timeout``: how long (seconds, in all) to wait for outcomes to be written and for calls on
         claims to return.
@@ -215,12 +230,11 @@ class Pool:
             slot.hold.settling and slot.hold.claim is not None for slot in self._slots
         ):
             time.sleep(0.005)
-        claims = []
-        for slot in self._slots:
-            claim = slot.hold.abandon(end - time.monotonic())
-            if claim is not None:
-                claims.append(claim)
-        return claims
+        return [
+            slot.hold
+            for slot in self._slots
+            if slot.hold.abandon(end - time.monotonic()) is not None
+        ]
 
     def join(self, timeout: float) -> bool:
         """Let idle threads end; whether all did within ``timeout`` seconds. Needs :meth:`close`."""
@@ -234,10 +248,13 @@ class Pool:
 
     # -- the threads -----------------------------------------------------------------------------
 
-    def _work(self, slot: _Slot) -> None:
+    def _work(self, slot: _Slot, first: Callable[[], object] | None) -> None:
         connections.watch_thread()
         try:
-            while not self._closed:
+            if first is not None:
+                first()
+                self._finished(slot)
+            while not self._closed and not slot.hold.abandoned:
                 if self.crowded and len(self._idle) < self.size - 1:
                     # Should the last two do this at once, spread() wakes one again.
                     self._idle.append(slot)
@@ -259,6 +276,9 @@ class Pool:
             pass  # it was taken away by a stop; nothing is left to do for it
         except BaseException:  # the thread outlives whatever went wrong around a task
             logger.exception("Working on task %s failed in the worker itself.", claim.id)
+        self._finished(slot)
+
+    def _finished(self, slot: _Slot) -> None:
         slot.finished += 1
         if len(self._buffer) <= self.low_mark:
             self._on_finish()

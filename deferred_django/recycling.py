@@ -29,9 +29,10 @@ class Ended(enum.Enum):
     DRAINED = "drained"
     MAX_TASKS = "max tasks"
     MAX_MEMORY = "max memory"
+    STUCK = "stuck task"
 
 
-RECYCLED = frozenset({Ended.MAX_TASKS, Ended.MAX_MEMORY})
+RECYCLED = frozenset({Ended.MAX_TASKS, Ended.MAX_MEMORY, Ended.STUCK})
 """Another worker goes on where this one has ended."""
 
 

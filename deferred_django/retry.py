@@ -142,3 +142,7 @@ class RetryDecision:
                 self._deciding = True
                 self._answer = (self._policy.decide(exception, self._attempt),)
             return self._answer[0]
+
+    def usual(self) -> float | None:
+        """What it would be without a ``retry_interval``. Waits for nothing."""
+        return RetryPolicy(self._policy.max_retries).decide(UnknownOutcomeError(), self._attempt)

@@ -15,7 +15,7 @@ from deferred_django.context import TaskContext
 from deferred_django.enqueue_call import CallTarget, EnqueueCall
 from deferred_django.exceptions import UnknownTask
 from deferred_django.on_commit import enqueue_or_hold
-from deferred_django.options import EnqueueOptions
+from deferred_django.options import EnqueueOptions, timeout_seconds
 from deferred_django.queue import Queue
 from deferred_django.retry import RetryInterval, RetryPolicy
 from deferred_django.signatures import CallChecker
@@ -43,9 +43,17 @@ class DeferredTask(Generic[P, R]):
     """The queue it goes to unless :meth:`using` names another."""
     priority: int
     """Its priority unless :meth:`using` gives another; higher is sooner."""
+    timeout: float | None
+    """Seconds that one attempt may take; ``None`` for any."""
 
     def __init__(
-        self, func: Callable[P, R], *, retry_policy: RetryPolicy, queue: str, priority: int
+        self,
+        func: Callable[P, R],
+        *,
+        retry_policy: RetryPolicy,
+        queue: str,
+        priority: int,
+        timeout: float | timedelta | None = None,
     ) -> None:
         function = naming.module_level_function(func)
         functools.update_wrapper(self, function)  # first: it copies the function's own attributes
@@ -56,6 +64,7 @@ class DeferredTask(Generic[P, R]):
         self._options = EnqueueOptions().using(queue=queue, priority=priority)
         self.queue = queue
         self.priority = priority
+        self.timeout = timeout_seconds(timeout)
         if self.is_async:
             markcoroutinefunction(self)
 
@@ -252,6 +261,7 @@ def deferred(
     retry_interval: RetryInterval | None = None,
     queue: str = "default",
     priority: int = 0,
+    timeout: float | timedelta | None = None,
 ) -> _Decorator: ...
 def deferred(
     func: Callable[..., Any] | None = None,
@@ -261,6 +271,7 @@ def deferred(
     retry_interval: RetryInterval | None = None,
     queue: str = "default",
     priority: int = 0,
+    timeout: float | timedelta | None = None,
 ) -> Any:
     """Make a module-level function, plain or ``async def``, a task: ``@deferred`` or
     ``@deferred(max_retries=10, …)``.
@@ -268,10 +279,15 @@ def deferred(
     ``max_retries`` is how often it is tried again after a failed attempt, ``retry_interval`` how
     long to wait before that (see :data:`~deferred_django.retry.RetryInterval`; by default
     ``n**4 + 10 + random(0..15)*n`` seconds after attempt n). ``queue`` and ``priority`` are those
-    of its calls unless ``using`` gives others. Raises ``TypeError`` or ``ValueError`` for what
-    cannot be a task, saying why. Decorating does nothing else; no settings are read.
+    of its calls unless ``using`` gives others. ``timeout`` (seconds or a ``timedelta``) is how long
+    one attempt may run before it fails with :class:`~deferred_django.TaskTimeout`. Raises
+    ``TypeError`` or ``ValueError`` for what cannot be a task, saying why. Decorating does nothing
+    else; no settings are read.
     """
     decorate = _Decorator(
-        retry_policy=RetryPolicy(max_retries, retry_interval), queue=queue, priority=priority
+        retry_policy=RetryPolicy(max_retries, retry_interval),
+        queue=queue,
+        priority=priority,
+        timeout=timeout,
     )
     return decorate if func is None else decorate(func)

@@ -12,12 +12,13 @@ import threading
 import time
 from collections.abc import Callable
 
-from deferred_django import event_loop, logs
+from deferred_django import event_loop, logs, overdue
 from deferred_django.backends.base import ClaimedTask
 from deferred_django.execution import Outcome, execute
+from deferred_django.fetcher_waits import FetcherWaits
 from deferred_django.hold import Abandoned, Hold
 from deferred_django.housekeeping import Housekeeper, close_for_async, tell
-from deferred_django.pool import Bell, Pool
+from deferred_django.pool import Pool
 from deferred_django.prefetch import Prefetch
 from deferred_django.pulse import Pulse
 from deferred_django.quarantine import Quarantine
@@ -29,8 +30,6 @@ from deferred_django.task import resolve_task
 
 UNSTARTED_SECONDS = 0.2
 """A claim that no thread has begun with is let go after this time."""
-WAIT_SECONDS = 1.0
-"""The longest wait for something to do before looking again."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 """Seconds without claims after an error of the store, doubling."""
 ABANDON_SECONDS = 0.5
@@ -61,14 +60,17 @@ class Worker:
         self._choice = choice
         self._drain = drain
         self._shutdown_timeout = shutdown_timeout
-        self._bell = Bell()
-        self._stop = False
+        self._waits = FetcherWaits(
+            self._backend, ends_with_last=drain or max_tasks is not None or max_memory is not None
+        )
         self._stop_now = False
         self._stopping = threading.Event()
-        self._wants_finish = False
-        self._wakes_store = False
-        self._pool = Pool(
-            threads, self._work_on, stopping=self._stopping, on_finish=self._on_finish
+        self._pool = self._waits.pool = Pool(
+            threads,
+            self._work_on,
+            stopping=self._stopping,
+            on_finish=self._waits.task_ended,
+            on_stuck=self._on_stuck,
         )
         self._quarantine = Quarantine(queue, self._pool, choice)
         self._prefetch = Prefetch(self._pool)
@@ -76,6 +78,9 @@ class Worker:
         self._pause = 0.0
         self._resume_at = 0.0
         self.pulse = Pulse(self._backend, self._pool)
+        self._stuck = False
+        self.can_be_replaced = False
+        """Whether the process may end for a task that does not react to its timeout."""
         self.left_running = 0
         """After :meth:`run`: how many tasks were cut off and still run on daemon threads."""
 
@@ -85,10 +90,9 @@ class Worker:
         With ``now`` nothing is waited for. Sets flags only: safe in threads and signal handlers.
         """
         self._stop_now = self._stop_now or now
-        self._stop = True
-        self._bell.ring()
+        self._waits.stopped = True
         self._backend.worker_stopping()
-        self._backend.wake()
+        self._waits.wake()
 
     def run(self) -> Ended:
         """Work until the end; call it once. Nothing is claimed afterwards, except tasks that a
@@ -100,7 +104,7 @@ class Worker:
             self._choice.listed(),
         )
         self._guarded("Listing this worker", lambda: started(threads=threads, queues=queues))
-        if self._stop:  # it came before the store knew of this worker
+        if self._waits.stopped:  # it came before the store knew of this worker
             self._backend.worker_stopping()
         tell(Worker, worker_started, threads=threads, queues=queues)
         housekeeper = Housekeeper(
@@ -114,7 +118,7 @@ class Worker:
             housekeeper.start()
             # A store is watched from the first wait on.
             self._guarded("Watching the store", lambda: self._backend.wait(0))
-            while not self._stop:
+            while not self._waits.stopped:
                 try:
                     reached = self._step()
                 except OSError as error:
@@ -125,7 +129,7 @@ class Worker:
                         ended = reached
                         break
         finally:
-            self._shut_down()
+            self._shut_down(patient=ended is not Ended.STUCK)
             housekeeper.stop()
             self._say_goodbye()
             tell(Worker, worker_stopped, reason=ended.value, attempts=self._pool.finished)
@@ -134,6 +138,11 @@ class Worker:
     # -- the fetcher -----------------------------------------------------------------------------
 
     def _step(self) -> Ended | None:
+        if self._stuck:
+            self._stuck = False
+            if self.can_be_replaced:
+                return Ended.STUCK
+            overdue.leave_behind(self._queue, self._pool)
         now = time.monotonic()
         self.pulse.beat(now)
         pool = self._pool
@@ -143,11 +152,11 @@ class Worker:
             self._release(pool.take_back(now - UNSTARTED_SECONDS))
             self._prefetch.stop_for_a_while(now)
         if now < self._resume_at:
-            self._await_finish(self._resume_at - now)
+            self._waits.for_finish(self._resume_at - now)
             return None
         wait = self._quarantine.step(now)
         if wait is not None:
-            self._await_finish(wait)
+            self._waits.for_finish(wait)
             return None
         self._prefetch.measure(now)
         busy = pool.outstanding
@@ -161,7 +170,7 @@ class Worker:
             if self._limits.reached is not None:
                 self._release(pool.take_back())  # claimed in advance, and not begun
         if limit <= 0 or pool.waiting > pool.low_mark:
-            self._await_finish(self._until_oldest(now))
+            self._waits.for_finish(self._waits.until_unstarted(now, UNSTARTED_SECONDS))
             return None
         asked = limit + self._quarantine.refused
         claims = self._queue.claim(asked, self._choice)
@@ -172,43 +181,17 @@ class Worker:
                 self._guarded("Tidying the store", self._backend.maintain)
                 claims = self._queue.claim(asked, self._choice)
                 if not claims:
-                    return Ended.STOPPED if self._stop else Ended.DRAINED
+                    return Ended.STOPPED if self._waits.stopped else Ended.DRAINED
         more = len(claims) == asked
         claims = self._quarantine.sort(claims, now) if claims else claims
         pool.add(claims)
         if self._quarantine.refused and not claims:  # they are claimed again at once
-            self._await_store(UNSTARTED_SECONDS)
+            self._waits.for_store(UNSTARTED_SECONDS)
         elif pool.waiting:
-            self._await_finish(pool.look_again)
+            self._waits.for_finish(pool.look_again)
         elif not more:
-            self._await_store(self._until_oldest(now))
+            self._waits.for_store(self._waits.until_unstarted(now, UNSTARTED_SECONDS))
         return None
-
-    def _until_oldest(self, now: float) -> float:
-        oldest = self._pool.oldest()
-        if oldest is None:
-            return WAIT_SECONDS
-        return min(max(oldest + UNSTARTED_SECONDS - now, 0.001), WAIT_SECONDS)
-
-    def _await_finish(self, timeout: float) -> None:
-        """Wait until a task has ended that leaves few waiting, a stop, or the time is up."""
-        if self._pool.waiting:
-            timeout = min(timeout, self._pool.look_again)
-        finished = self._pool.finished
-        self._wants_finish = True
-        # One that ended before the flag was seen rang nothing.
-        if not self._stop and self._pool.finished == finished:
-            self._bell.wait(min(timeout, WAIT_SECONDS))
-        self._wants_finish = False
-
-    def _await_store(self, timeout: float) -> None:
-        """Wait until there may be something to claim."""
-        busy = self._pool.outstanding
-        # A drain, or a process that has reached a limit, ends with the last task.
-        self._wakes_store = busy > 0 and (self._drain or self._limits.any)
-        if not self._stop and (not self._wakes_store or self._pool.outstanding == busy):
-            self._backend.wait(timeout)
-        self._wakes_store = False
 
     def _back_off(self) -> None:
         if time.monotonic() < self._resume_at:
@@ -222,14 +205,9 @@ class Worker:
 
     # -- the threads of the pool -----------------------------------------------------------------
 
-    def _on_finish(self) -> None:
-        # One signal for each wait: those behind it would only cost time.
-        if self._wants_finish:
-            self._wants_finish = False
-            self._bell.ring()
-        elif self._wakes_store:
-            self._wakes_store = False
-            self._backend.wake()
+    def _on_stuck(self) -> None:
+        self._stuck = True
+        self._waits.wake()
 
     def _work_on(self, claim: ClaimedTask, hold: Hold) -> None:
         try:
@@ -252,8 +230,7 @@ class Worker:
             self._back_off()
             raise
         if self._limits.any and self._limits.task_ended():
-            self._bell.ring()
-            self._backend.wake()
+            self._waits.wake()
         if outcome is Outcome.NOT_STARTED:
             self._back_off()
         elif self._pause:
@@ -261,26 +238,26 @@ class Worker:
 
     # -- the end ---------------------------------------------------------------------------------
 
-    def _shut_down(self) -> None:
+    def _shut_down(self, *, patient: bool) -> None:
         end = time.monotonic() + self._shutdown_timeout
         self._stopping.set()
         for claim in self._pool.close():
             self._put_back(claim, hold=False)
         self._guarded("Letting go of tasks", self._quarantine.release_held)
-        while self._pool.outstanding and not self._stop_now:
+        while patient and self._is_waited_for():
             now = time.monotonic()
             self.pulse.beat(now)
             left = end - now
             if left <= 0:
                 break
-            self._wants_finish = True
-            if self._pool.outstanding and not self._stop_now:
-                self._bell.wait(min(left, WAIT_SECONDS))
+            self._waits.for_last_tasks(left, self._is_waited_for)
         cut_off = self._pool.abandon(ABANDON_SECONDS)
-        for claim in cut_off:
-            logs.put_back(claim.id)
-            self._put_back(claim, hold=True)
-        self.left_running = self._pool.outstanding
+        put_back = functools.partial(self._put_back, hold=True)
+        overdue.end_cut_off(self._queue, cut_off, put_back, stuck=not patient)
+        self.left_running = self._pool.outstanding + self._pool.left_behind
+
+    def _is_waited_for(self) -> bool:
+        return self._pool.outstanding > self._pool.stuck and not self._stop_now
 
     def _put_back(self, claim: ClaimedTask, *, hold: bool) -> None:
         self._guarded("Putting a task back", lambda: self._queue.release(claim, hold=hold))

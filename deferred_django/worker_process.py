@@ -62,6 +62,7 @@ def run_child(
             sys.modules["numpy"].random.seed()
         worker = make_worker()
         worker.pulse.on_beat = on_beat
+        worker.can_be_replaced = True
         _set_child_signals(worker)
         if signal_mask is not None:
             signal.pthread_sigmask(signal.SIG_SETMASK, signal_mask)

@@ -11,7 +11,9 @@ from tests.support import run_python
 
 LAYERS = (
     # The lowest first. A module imports from its own layer (never in a circle) and those before.
-    ("__init__", "exceptions", "forks", "ids", "nesting"),
+    ("__init__", "bell", "exceptions", "forks", "ids", "nesting"),
+    ("deadlines", "stacks", "thread_exceptions"),
+    ("time_limit",),
     ("backends", "backends.failures", "backends.schedule", "backends.values"),
     ("backends.base",),
     ("backends.disk.*", "backends.none"),
@@ -45,8 +47,8 @@ LAYERS = (
         "task_call",
     ),
     ("attempt", "attempt_middleware", "connections", "event_loop", "execution", "hold"),
-    ("housekeeping", "local", "pool"),
-    ("prefetch", "pulse", "quarantine", "recycling"),
+    ("housekeeping", "local", "overdue", "pool"),
+    ("fetcher_waits", "prefetch", "pulse", "quarantine", "recycling"),
     ("heartbeat_file", "worker", "worker_process"),
     ("autoreload", "stop_orders"),
     ("supervisor",),

@@ -12,9 +12,10 @@ import pytest
 from deferred_django import recycling
 from deferred_django import worker as worker_module
 from deferred_django.backends.base import ClaimedTask
+from deferred_django.bell import Bell
 from deferred_django.execution import execute
 from deferred_django.hold import Hold
-from deferred_django.pool import Bell, Pool
+from deferred_django.pool import Pool
 from deferred_django.queue import Queue
 from deferred_django.queue_choice import QueueChoice
 from deferred_django.recycling import Ended
@@ -118,7 +119,7 @@ def test_what_was_let_go_is_not_claimed_in_advance_again_at_once(
         wait_until(lambda: len(backend.calls.of("release_task")) == 3)
         slow.worker._prefetch._sampled -= 1000  # as if much had been finished in the next moment
         time.sleep(0.15)
-        slow.worker._bell.ring()
+        slow.worker._waits.wake()
         time.sleep(0.05)
         assert not any(backend.tasks[task_id].claimed for task_id in waiting)
         tasks.gate("a").set()
