@@ -13,6 +13,7 @@
 #   make fuzz                        a store's files mutated: 100,000 inputs by the seed, then guided
 #                                    by coverage where there is an atheris for this Python
 #   make faults                      every call of the disk store fails in every way; 10 minutes
+#   make timeouts                    100,000 tasks that end at the moment of their timeout
 #   make bench                       what the disk backend does per second, beside its floor
 #   make bench-size                  what a million tasks cost, dead or pending; minutes
 #   make clean                       remove what these targets made
@@ -34,7 +35,7 @@ PIP = $(VENV)/bin/python -m pip --disable-pip-version-check
 STAMP = $(VENV)/.installed-$(shell printf '%s' '$(DJANGO)' | cksum | cut -d' ' -f1)
 FUZZED = $(VENV)/fuzzed
 
-.PHONY: test demo lint torture crash schedules fuzz faults bench bench-size clean venv
+.PHONY: test demo lint torture crash schedules fuzz faults timeouts bench bench-size clean venv
 .DEFAULT_GOAL := test
 
 test: $(STAMP)
@@ -75,6 +76,9 @@ fuzz: $(STAMP)
 
 faults: $(STAMP)
 	$(VENV)/bin/python -m tests.faults $(ARGS)
+
+timeouts: $(STAMP)
+	$(VENV)/bin/python -m tests.torture.timeouts $(ARGS)
 
 bench: $(STAMP)
 	$(VENV)/bin/python -m benchmarks.store $(ARGS)

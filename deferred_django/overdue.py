@@ -13,9 +13,10 @@ import threading
 import time
 from collections.abc import Callable
 
-from deferred_django import logs
+from deferred_django import deadlines, logs
 from deferred_django.backends.base import ClaimedTask
 from deferred_django.current import CurrentTask, running
+from deferred_django.deadlines import Deadline
 from deferred_django.execution import Outcome, end_failed
 from deferred_django.hold import Abandoned, Hold, LimitedAttempt
 from deferred_django.pool import Pool
@@ -29,6 +30,8 @@ DECISION_SECONDS = 1.0
 """How long a ``retry_interval`` is waited for: the thread may be stuck inside of it."""
 RECORDING_SECONDS, RECORDING_PAUSE = 2.0, 0.1
 """How long a process that ends tries to write the outcome, and how often."""
+LAST_RESORT_SECONDS = 10.0
+"""How long a process that is replaced may take to end."""
 
 
 def end_overdue(
@@ -48,6 +51,24 @@ def end_overdue(
     hold.settling = True
     task, context, duration = limited.task, limited.context, limited.limit.elapsed()
     return end_failed(queue, claim, context, task, (error, wait), duration, hold)
+
+
+class LastResort(Deadline):
+    """Ends a process that is to be replaced, should it hang while it ends.
+
+    A stuck thread may hold any lock, that of the logging too.
+    """
+
+    __slots__ = ("_end",)
+
+    def __init__(self, end: Callable[[], object]) -> None:
+        self._end = end
+        self.at = time.monotonic() + LAST_RESORT_SECONDS
+        deadlines.process_timer().add(self)
+
+    def passed(self) -> None:
+        """End it."""
+        self._end()
 
 
 def end_cut_off(
@@ -93,9 +114,9 @@ def work_off(queue: Queue, abandoned: Hold, hold: Hold | None = None) -> None:
     """What the new thread does first: the work on the claim that was the old one's."""
     assert abandoned.taken is not None
     assert abandoned.limited is not None
-    _log(abandoned, "its thread is left behind")
     try:
         end_overdue(queue, abandoned.taken, abandoned.limited, hold)
+        _log(abandoned, "its thread is left behind")
     except Abandoned:
         pass  # a stop has taken it
     except BaseException:  # the thread has further tasks to run

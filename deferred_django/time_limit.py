@@ -123,12 +123,13 @@ class _Guard(Deadline):
         self.interrupt()
         return time.monotonic() + GRACE_SECONDS
 
-    def _caused_by(self, error: BaseException | None) -> TaskTimeout:
-        """The failure of a function that has made another exception of it, or none."""
-        if error is not None and error.__traceback__ is not None:
-            where = error.__traceback__  # begins with a frame of this module
-            error = BaseException.with_traceback(error, where.tb_next or where)
-        timeout = TaskTimeout(self.limit.message)
+    def _caused_by(self, error: BaseException) -> TaskTimeout:
+        """The failure of a function that has made another exception of it."""
+        where = error.__traceback__
+        if where is not None:
+            where = where.tb_next or where  # it begins with a frame of this module
+            error = BaseException.with_traceback(error, where)
+        timeout = TaskTimeout(self.limit.message).with_traceback(where)
         timeout.__cause__ = error
         return timeout
 
@@ -238,7 +239,7 @@ def _made_plain(raised: _Raised) -> TaskTimeout:
 class _CoroutineGuard(_Guard):
     """For a coroutine. All but :meth:`interrupt` and :meth:`where` is its loop's thread's."""
 
-    __slots__ = ("_awaitable", "_cancelled", "_loop", "_task", "_thread_id")
+    __slots__ = ("_awaitable", "_cancelled", "_loop", "_task", "_thread_id", "_was_at")
 
     def __init__(self, limit: TimeLimit, at: float) -> None:
         super().__init__(limit, at)
@@ -249,6 +250,7 @@ class _CoroutineGuard(_Guard):
         self._thread_id = threading.get_ident()
         self._awaitable: object = None
         self._cancelled = False
+        self._was_at: TracebackType | None = None
 
     def interrupt(self) -> None:
         """Have the coroutine cancelled, unless it has ended."""
@@ -261,6 +263,7 @@ class _CoroutineGuard(_Guard):
         # and nowhere else, CancelledError is raised when it goes on.
         if not self.over:
             self._cancelled = True
+            self._was_at = stacks.of_awaitable(self._awaitable)
             self._task.cancel()
 
     async def run(self, func: Callable[..., Awaitable[object]], args: Any, kwargs: Any) -> None:
@@ -285,6 +288,8 @@ class _CoroutineGuard(_Guard):
             del error  # it leads here by its traceback
 
     def _timeout_from(self, error: BaseException | None) -> TaskTimeout:
+        if error is None:
+            return TaskTimeout(self.limit.message).with_traceback(self._was_at)
         if isinstance(error, asyncio.CancelledError):
             return TaskTimeout(self.limit.message).with_traceback(error.__traceback__)
         return self._caused_by(error)

@@ -11,6 +11,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable
+from typing import NoReturn
 
 from deferred_django import event_loop, logs, overdue
 from deferred_django.backends.base import ClaimedTask
@@ -79,8 +80,8 @@ class Worker:
         self._resume_at = 0.0
         self.pulse = Pulse(self._backend, self._pool)
         self._stuck = False
-        self.can_be_replaced = False
-        """Whether the process may end for a task that does not react to its timeout."""
+        self.end_process: Callable[[], NoReturn] | None = None
+        """Ends the process whatever its threads do; ``None`` where no other takes its place."""
         self.left_running = 0
         """After :meth:`run`: how many tasks were cut off and still run on daemon threads."""
 
@@ -140,7 +141,8 @@ class Worker:
     def _step(self) -> Ended | None:
         if self._stuck:
             self._stuck = False
-            if self.can_be_replaced:
+            if self.end_process is not None:
+                overdue.LastResort(self.end_process)
                 return Ended.STUCK
             overdue.leave_behind(self._queue, self._pool)
         now = time.monotonic()

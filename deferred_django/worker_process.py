@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import logging
 import os
 import random
@@ -62,7 +63,7 @@ def run_child(
             sys.modules["numpy"].random.seed()
         worker = make_worker()
         worker.pulse.on_beat = on_beat
-        worker.can_be_replaced = True
+        worker.end_process = functools.partial(os._exit, EXIT_RECYCLED)
         _set_child_signals(worker)
         if signal_mask is not None:
             signal.pthread_sigmask(signal.SIG_SETMASK, signal_mask)
