@@ -21,7 +21,14 @@ from typing import Any, NoReturn
 from asgiref.sync import async_to_sync
 from django.core.cache import caches
 
-from deferred_django import attempt_middleware, connections, event_loop, time_limit
+from deferred_django import (
+    attempt_middleware,
+    connections,
+    coroutine_guard,
+    event_loop,
+    thread_guard,
+    time_limit,
+)
 from deferred_django.attempt_middleware import Around
 from deferred_django.context import TaskContext
 from deferred_django.current import CurrentTask, running
@@ -30,9 +37,8 @@ from deferred_django.middleware_setting import Middleware
 from deferred_django.task import DeferredTask
 from deferred_django.time_limit import TimeLimit
 
-_OWN_FILES = frozenset(
-    module.__file__ for module in (attempt_middleware, event_loop, time_limit)
-) | {__file__}
+_OWN_MODULES = (attempt_middleware, coroutine_guard, event_loop, thread_guard, time_limit)
+_OWN_FILES = frozenset(module.__file__ for module in _OWN_MODULES) | {__file__}
 
 Failure = tuple[BaseException, float | None]
 """What a task raised, and the seconds to its next attempt (``None``: there is none)."""

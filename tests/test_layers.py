@@ -13,7 +13,7 @@ LAYERS = (
     # The lowest first. A module imports from its own layer (never in a circle) and those before.
     ("__init__", "bell", "exceptions", "forks", "ids", "nesting"),
     ("deadlines", "stacks", "thread_exceptions"),
-    ("time_limit",),
+    ("coroutine_guard", "guard", "thread_guard", "time_limit"),
     ("backends", "backends.failures", "backends.schedule", "backends.values"),
     ("backends.base",),
     ("backends.disk.*", "backends.none"),

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from deferred_django import TaskTimeout, deadlines, event_loop, time_limit
+from deferred_django import TaskTimeout, deadlines, event_loop, guard
 from deferred_django.backends.base import Backend, BackendConfig
 from deferred_django.backends.none import NoneBackend
 from deferred_django.context import TaskContext
@@ -22,6 +22,7 @@ from deferred_django.local import LocalRunner
 from deferred_django.queue import Queue
 from deferred_django.task import DeferredTask, deferred
 from deferred_django.testing import run_enqueued
+from deferred_django.thread_guard import ThreadGuard
 from deferred_django.time_limit import TimeLimit
 from tests.support import wait_until
 from tests.torture import timeouts
@@ -97,7 +98,7 @@ def test_the_traceback_shows_where_the_code_was(
     first, second = text.split("\n")[:2]
     assert first == "Traceback (most recent call last):"
     assert "tests/worker/limited_tasks.py" in second
-    assert "time_limit.py" not in text
+    assert "_guard.py" not in text
     assert "in spin" in text or "await asyncio.sleep(20)" in text
 
 
@@ -109,7 +110,7 @@ def test_to_catch_it_does_not_undo_it(
     assert tasks.noted == ["caught"]
     text = backtrace(backend)
     assert "limited_tasks.py" in text
-    assert "time_limit.py" not in text
+    assert "_guard.py" not in text
 
 
 @pytest.mark.parametrize("task", [tasks.converts, tasks.async_converts], ids=lambda task: task.name)
@@ -120,7 +121,7 @@ def test_what_the_function_makes_of_it_is_the_cause(
     text = backtrace(backend)
     assert "ValueError: converted" in text
     assert "direct cause" in text
-    assert "time_limit.py" not in text
+    assert "_guard.py" not in text
 
 
 @pytest.mark.parametrize("task", [tasks.in_time, tasks.async_in_time], ids=lambda task: task.name)
@@ -194,11 +195,11 @@ def test_a_sample_of_the_races() -> None:
 def test_the_races_notice_an_exception_that_comes_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the timer looked whether the function has ended, and nobody waited for it."""
 
-    def leave(guard: time_limit._ThreadGuard) -> None:
-        guard.over = True
-        guard._timer.remove(guard)
+    def leave(left: ThreadGuard) -> None:
+        left.over = True
+        left._timer.remove(left)
 
-    monkeypatch.setattr(time_limit._ThreadGuard, "_leave", leave)
+    monkeypatch.setattr(ThreadGuard, "_leave", leave)
     with timeouts.watching() as books:
         for _ in range(20):
             timeouts.run(books, aimed=200, asynchronous=0)
@@ -212,7 +213,7 @@ def test_the_races_notice_an_exception_that_comes_late(monkeypatch: pytest.Monke
 
 @pytest.fixture
 def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time_limit, "GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(guard, "GRACE_SECONDS", 0.1)
 
 
 @pytest.mark.usefixtures("short_grace")

@@ -1,0 +1,116 @@
+"""``TaskTimeout`` for a plain function: raised in its thread, and in no code but the function's.
+
+An exception from another thread is raised at some later moment, between any two bytecodes. So the
+thread and the timer agree first who of them comes first: one operation on a dict settles whether
+there will be an exception, and it is at most one. Only if the timer was first, the thread waits
+until the exception is on its way and takes it back; should it be raised just then, it is so in
+:meth:`ThreadGuard.run`, which drops it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, ClassVar
+
+from deferred_django import deadlines, stacks, thread_exceptions
+from deferred_django.exceptions import TaskTimeout
+from deferred_django.guard import Guard
+
+_RETURNED, _INTERRUPTED = "returned", "interrupted"
+
+
+class _Raised(TaskTimeout):
+    """What is raised in a thread. Each guard has a subclass, to know its own again."""
+
+    guard: ClassVar[ThreadGuard]
+
+    def __init__(self) -> None:
+        super().__init__(self.guard.message)
+        self.guard.raised = self
+
+
+class ThreadGuard(Guard):
+    """For a function that runs in a thread."""
+
+    __slots__ = ("_first", "_sent", "_thread_id", "kind", "raised")
+
+    def __init__(self, at: float, message: str, on_stuck: Callable[[], object]) -> None:
+        super().__init__(at, message, on_stuck)
+        self.kind: type[_Raised] | None = None
+        self.raised: _Raised | None = None
+        """What was raised in the thread. Of what C code swallows, Python 3.11 makes none."""
+        self._thread_id = threading.get_ident()
+        self._first: dict[None, str] = {}
+        self._sent = False
+
+    def interrupt(self) -> None:
+        """Have ``TaskTimeout`` raised, unless the function has ended."""
+        namespace = {"guard": self, "__module__": TaskTimeout.__module__}
+        self.kind = type(TaskTimeout.__name__, (_Raised,), namespace)
+        if self._first.setdefault(None, _INTERRUPTED) is _INTERRUPTED:
+            self.interrupted = True
+            thread_exceptions.raise_in(self._thread_id, self.kind)
+            self._sent = True
+
+    def run(
+        self, func: Callable[..., object], args: Any, kwargs: Any
+    ) -> tuple[object, BaseException | None]:
+        """Call the function; return its result and what it raised."""
+        result: object = None
+        error: BaseException | None = None
+        inside: _Raised | None = None
+        called = False
+        try:
+            try:
+                self._timer.add(self)
+                called = True
+                result = func(*args, **kwargs)
+            except BaseException as raised:
+                error = raised
+            inside = self.raised
+            self._leave()
+        except BaseException as raised:
+            # Between two of the lines above: too late. Anything else (Ctrl-C) is not the
+            # function's either, but is somebody's.
+            late = self._is_own(raised)
+            try:
+                self._leave()
+            except _Raised:
+                self._leave()
+            if not late:
+                raise
+        if inside is None:
+            return result, error
+        if error is not inside:  # caught by the function, which may have raised another
+            return None, self.caused_by(error) if error is not None else _made_plain(inside)
+        where = inside.__traceback__
+        if called and where is not None and where.tb_next is None:
+            return result, None  # after the function's last line and before the next of this one
+        return None, _made_plain(inside)
+
+    def _leave(self) -> None:
+        """When this returns nothing of this guard is raised any more. Can be called again."""
+        if self._first.setdefault(None, _RETURNED) is _INTERRUPTED:
+            # In a child that was forked in between there is nobody who sends it.
+            while not self._sent and self._timer is deadlines.process_timer():
+                time.sleep(0.0001)
+            thread_exceptions.withdraw(self._thread_id)
+        self.over = True
+        self._timer.remove(self)
+
+    def _is_own(self, error: BaseException) -> bool:
+        return self.kind is not None and isinstance(error, self.kind)
+
+    def where(self) -> TracebackType | None:
+        """Where the thread is."""
+        return stacks.of_thread(self._thread_id, ThreadGuard.run.__code__)
+
+
+def _made_plain(raised: _Raised) -> TaskTimeout:
+    plain: Any = raised
+    plain.__class__ = TaskTimeout  # from here on the same as any other
+    timeout: TaskTimeout = plain
+    return timeout
