@@ -106,8 +106,8 @@ there was one, else ``None``; ``kept``: whether the backend keeps it as a dead t
 worker_started: Final = EventSignal("worker_started", "worker", "threads", "queues")
 """A worker process begins to work. ``worker``: ``host:pid``; ``queues``: ``None`` for all."""
 worker_stopped: Final = EventSignal("worker_stopped", "worker", "reason", "attempts")
-"""A worker process has done its work. ``reason``: ``"stopped"``, ``"drained"``, ``"max tasks"``,
-``"max memory"`` or ``"stuck task"``; ``attempts``: how many it made."""
+"""A worker process has done its work. ``reason``: see :class:`~.recycling.Ended`; ``attempts``:
+how many it made."""
 worker_lost: Final = EventSignal("worker_lost", "worker", "exit_code", "replaced")
 """A worker process died; sent by its supervisor. ``exit_code``: negative, the number of the signal
 that killed it; ``replaced``: whether another process takes its place."""

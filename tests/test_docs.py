@@ -17,6 +17,7 @@ from django.dispatch import Signal
 
 import deferred_django
 from deferred_django import conf, event_log, signals, testing
+from deferred_django.recycling import Ended
 from tests.source import modules
 from tests.support import REPOSITORY
 
@@ -137,6 +138,11 @@ def test_every_signal_is_documented_with_its_arguments() -> None:
     assert described == {signal.name: list(signal.arguments) for signal in SIGNALS}
     explained = {word for names in rows(page, "argument") for word in re.findall(r"\w+", names)}
     assert explained == {"sender"}.union(*(signal.arguments for signal in SIGNALS))
+
+
+def test_every_reason_of_a_workers_end_is_documented() -> None:
+    (reasons,) = rows("docs/signals-and-logging.md", "argument")["reason"]
+    assert set(re.findall(r'"([^"]+)"', reasons)) == {ended.value for ended in Ended}
 
 
 def test_every_signal_is_a_name_of_its_module() -> None:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
+import django
 import pytest
 from django.core import mail
 from django.test import override_settings
@@ -15,6 +16,7 @@ from deferred_django import event_log, event_loop, signals
 from deferred_django.execution import execute
 from deferred_django.housekeeping import tell
 from deferred_django.queue import Queue
+from deferred_django.queue_choice import QueueChoice
 from deferred_django.worker import Worker
 from tests.worker import tasks
 from tests.worker.fakes import MemoryBackend, Running, add
@@ -86,7 +88,7 @@ def test_the_lines_of_failures(
 
 
 def test_the_lines_of_workers(queue: Queue, log: pytest.LogCaptureFixture) -> None:
-    with Running(queue, queues=["mail", "slow"], drain=True) as running:
+    with Running(queue, choice=QueueChoice.of(["mail", "slow"]), drain=True) as running:
         running.join()
     tell(Worker, signals.worker_lost, pid=71, exit_code=-9, replaced=True)
     tell(Worker, signals.worker_lost, pid=72, exit_code=-250, replaced=False)
@@ -118,6 +120,7 @@ def test_arguments_are_in_no_line(
         assert SECRET not in str(vars(record))
 
 
+@pytest.mark.filterwarnings("ignore:.*will not have a default mailer")
 def test_admins_get_a_mail_of_a_task_that_dies(queue: Queue, backend: MemoryBackend) -> None:
     """Django's own handler needs nothing but the level and the exception."""
     handler = AdminEmailHandler()
@@ -125,7 +128,8 @@ def test_admins_get_a_mail_of_a_task_that_dies(queue: Queue, backend: MemoryBack
     logger = logging.getLogger("deferred_django")
     logger.addHandler(handler)
     try:
-        with override_settings(ADMINS=[("Ada", "ada@example.com")]):
+        ada = "ada@example.com"
+        with override_settings(ADMINS=[ada if django.VERSION >= (6,) else ("Ada", ada)]):
             add(backend, tasks.fail_with, "value")
             add(backend, tasks.note, SECRET)
             run_all(queue)

@@ -25,6 +25,7 @@ from deferred_django.execution import Outcome, execute
 from deferred_django.housekeeping import tell
 from deferred_django.local import LocalRunner
 from deferred_django.queue import UNREADABLE_TASK, Queue
+from deferred_django.queue_choice import QueueChoice
 from deferred_django.signals import TASK_SIGNALS, WORKER_SIGNALS, EventSignal
 from deferred_django.testing import run_enqueued
 from deferred_django.worker import Worker
@@ -275,7 +276,7 @@ def test_receivers_of_one_task(
 def test_a_worker_starts_and_stops(queue: Queue, backend: MemoryBackend, told: Told) -> None:
     add(backend, tasks.note, "x", queue="mail")
     told.clear()
-    with Running(queue, queues=["mail"], drain=True) as running:
+    with Running(queue, choice=QueueChoice.of(["mail"]), drain=True) as running:
         running.join()
     assert told.names == ["worker_started", "task_started", "task_succeeded", "worker_stopped"]
     started, stopped = told[0], told[-1]
