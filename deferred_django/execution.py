@@ -101,11 +101,11 @@ def execute(
             queue.release(claim)
         return Outcome.NOT_STARTED
     hold.check()
-    hold.begun = (current, time.time())
     if task_started.is_heard:
         latency = max(time.time() - claim.publish_at, 0.0)
         _tell(task_started, task, claim, context.task, attempt=attempt, latency=latency)
     began = time.monotonic()
+    hold.begun = (current, began)
     failure = run_attempt(
         task,
         context,

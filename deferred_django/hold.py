@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 
-from deferred_django.backends.base import ClaimedTask
+from deferred_django.backends.base import ClaimedTask, RunningTask
 from deferred_django.context import TaskContext
 from deferred_django.current import CurrentTask
 from deferred_django.queue import Guard
@@ -42,6 +42,7 @@ class Hold:
     __slots__ = (
         "_lock",
         "_stopping",
+        "_told",
         "abandoned",
         "begun",
         "claim",
@@ -58,7 +59,7 @@ class Hold:
         self.claim: ClaimedTask | None = None
         """What the thread works on; ``None`` once its outcome is written."""
         self.begun: tuple[CurrentTask, float] | None = None
-        """The last attempt that began, and when (unix seconds): of ``claim``, if the ids agree."""
+        """The last attempt that began, and when (monotonic): of ``claim``, if the ids agree."""
         self.abandoned = False
         self.settling = False
         """The task has ended and its outcome is being written."""
@@ -72,6 +73,7 @@ class Hold:
         """Called when it does not end at its limit, by a thread that must not wait."""
         self._lock = threading.Lock()
         self._stopping = stopping
+        self._told: tuple[object, RunningTask] | None = None
 
     def __enter__(self) -> None:
         self._lock.acquire()
@@ -93,6 +95,21 @@ class Hold:
     def is_stuck(self) -> bool:
         """Whether it has not ended for so long that it is not expected to."""
         return self.is_overdue and self.limited is not None and self.limited.limit.stuck
+
+    def running_for(self, seconds: float) -> RunningTask | None:
+        """What the thread has been running for so long. To be asked by one other thread."""
+        # Read in this order: the claim is set before its attempt begins.
+        begun, claim = self.begun, self.claim
+        if begun is None or claim is None or begun[0].id != claim.id:
+            return None
+        current, began = begun
+        age = time.monotonic() - began
+        if age < seconds:
+            return None
+        if self._told is None or self._told[0] is not begun:  # once: the two clocks drift
+            since = round(time.time() - age, 3)
+            self._told = begun, RunningTask(current.id, current.name, since)
+        return self._told[1]
 
     def abandon(self, timeout: float) -> ClaimedTask | None:
         """Take the claim away; return it if there is one that can safely be put back."""

@@ -107,17 +107,9 @@ class Pool:
         """How many claims were given to a thread."""
         return self._added - self._taken_back - len(self._buffer)
 
-    def running(self, before: float) -> list[RunningTask]:
-        """The tasks that run and began before that time (unix seconds), the longest first."""
-        found = []
-        for slot in self._slots:
-            # Read in this order: the claim is set before its attempt begins.
-            begun, claim = slot.hold.begun, slot.hold.claim
-            if begun is None or claim is None or begun[1] >= before:
-                continue
-            current, since = begun
-            if current.id == claim.id:
-                found.append(RunningTask(current.id, current.name, round(since, 3)))
+    def running(self, seconds: float) -> list[RunningTask]:
+        """The tasks that have been running for so long, the longest first."""
+        found = [task for slot in self._slots if (task := slot.hold.running_for(seconds))]
         return sorted(found, key=lambda task: task.since)
 
     def add(self, claims: Iterable[ClaimedTask]) -> None:

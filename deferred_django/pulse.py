@@ -5,7 +5,6 @@ Nothing here is said by a thread that would go on saying it if the fetcher were 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from deferred_django.backends.base import Backend
@@ -35,4 +34,4 @@ class Pulse:
         """Tell the store that the worker is at work, if the fetcher has gone round since."""
         if self._last != self._told:
             self._told = self._last
-            self._backend.worker_heartbeat(self._pool.running(time.time() - LONG_SECONDS))
+            self._backend.worker_heartbeat(self._pool.running(LONG_SECONDS))

@@ -197,6 +197,10 @@ def test_tasks_that_run_for_long_are_told(
         wait_until(lambda: len(backend.running) == 2)
         assert [task.id for task in backend.running] == [first, second]
         assert backend.running[0].name == "tests.worker.tasks.wait_for"
+        told = list(backend.running)
+        backend.calls.made.clear()
+        wait_until(lambda: len(backend.calls.of("worker_heartbeat")) > 3)
+        assert backend.running == told, "else it would be written each second"
         assert before - 0.01 <= backend.running[0].since <= backend.running[1].since <= time.time()
         tasks.gates["gate"].set()
         wait_until(lambda: not backend.running)
