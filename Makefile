@@ -14,6 +14,7 @@
 #                                    by coverage where there is an atheris for this Python
 #   make faults                      every call of the disk store fails in every way; 10 minutes
 #   make timeouts                    100,000 tasks that end at the moment of their timeout
+#   make periodic                    a simulated year of periodic tasks in three time zones
 #   make bench                       what the disk backend does per second, beside its floor
 #   make bench-size                  what a million tasks cost, dead or pending; minutes
 #   make clean                       remove what these targets made
@@ -35,7 +36,7 @@ PIP = $(VENV)/bin/python -m pip --disable-pip-version-check
 STAMP = $(VENV)/.installed-$(shell printf '%s' '$(DJANGO)' | cksum | cut -d' ' -f1)
 FUZZED = $(VENV)/fuzzed
 
-.PHONY: test demo lint torture crash schedules fuzz faults timeouts bench bench-size clean venv
+.PHONY: test demo lint torture crash schedules fuzz faults timeouts periodic bench bench-size clean venv
 .DEFAULT_GOAL := test
 
 test: $(STAMP)
@@ -79,6 +80,9 @@ faults: $(STAMP)
 
 timeouts: $(STAMP)
 	$(VENV)/bin/python -m tests.torture.timeouts $(ARGS)
+
+periodic: $(STAMP)
+	$(VENV)/bin/python -m tests.periodic $(ARGS)
 
 bench: $(STAMP)
 	$(VENV)/bin/python -m benchmarks.store $(ARGS)

@@ -15,10 +15,10 @@ from typing import Any, Final
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 
-from deferred_django import conf
+from deferred_django import conf, schedule_checks
 from deferred_django.backends.disk import ofd
 
-TAG: Final = "deferred_django"
+TAG: Final = schedule_checks.TAG
 MOUNTS: Final = "/proc/self/mountinfo"
 NETWORK_FILE_SYSTEMS: Final = frozenset(
     {
@@ -47,6 +47,7 @@ def register() -> None:
     """Let Django's ``check`` run the checks of this module."""
     checks.register(check_setting, TAG)
     checks.register(check_place, TAG)
+    checks.register(schedule_checks.check_schedule, TAG)
 
 
 def check_setting(**kwargs: Any) -> list[checks.CheckMessage]:

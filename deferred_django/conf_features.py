@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from deferred_django import backpressure_setting, middleware_setting
+from deferred_django import backpressure_setting, middleware_setting, schedule_setting
 from deferred_django.backpressure_setting import Backpressure
 from deferred_django.conf_wording import Reject
 from deferred_django.middleware_setting import LogContextVars, Middleware
+from deferred_django.schedule_setting import Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,8 @@ class Features:
     enqueue_middleware: Middleware = ()
     perform_middleware: Middleware = ()
     log_context_vars: LogContextVars = ()
+    schedule: Schedule | None = None
+    """``None`` where the key is not set; empty is what ends the last periodic task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,7 @@ FEATURE_KEYS: Final[Mapping[str, FeatureKey]] = {
     middleware_setting.LOG_CONTEXT_KEY: FeatureKey(
         "log_context_vars", "E013", middleware_setting.read_log_context_vars
     ),
+    schedule_setting.KEY: FeatureKey("schedule", "E012", schedule_setting.read_schedule),
 }
 
 

@@ -1,4 +1,4 @@
-"""What a worker process does beside its tasks, on a thread of its own, about once a second."""
+"""What a worker process does beside its tasks, on threads of its own."""
 
 from __future__ import annotations
 
@@ -8,25 +8,28 @@ from collections.abc import Callable
 from typing import Any
 
 from deferred_django import connections, event_loop, logs
-from deferred_django.backends.base import Backend
+from deferred_django.queue import Queue
+from deferred_django.scheduler import Ticker
 from deferred_django.signals import EventSignal, worker_name
 
 PERIOD_SECONDS = 1.0
 
 
 class Housekeeper:
-    """Tells the store that the worker lives, tidies it, and closes idle connections."""
+    """About once a second tells the store that the worker lives, tidies it, and closes idle
+    connections; and enqueues the periodic tasks when they are due."""
 
     def __init__(
         self,
-        backend: Backend,
+        queue: Queue,
         *,
         is_idle: Callable[[], bool],
         heartbeat: Callable[[], None],
     ) -> None:
         """``is_idle`` says whether the process runs no task; ``heartbeat`` tells the store that
         the worker is at work, if it is."""
-        self._backend = backend
+        self._backend = queue.backend
+        self._ticker = Ticker.of(queue)
         self._is_idle = is_idle
         self._heartbeat = heartbeat
         self._idle_since: float | None = None
@@ -34,12 +37,16 @@ class Housekeeper:
         self._thread = threading.Thread(target=self._work, name="deferred-house", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread, and another where there are periodic tasks."""
         self._thread.start()
+        if self._ticker is not None:
+            self._ticker.start()
 
     def stop(self) -> None:
         """End the thread; one that is in the middle of something is left to itself."""
         self._end.set()
+        if self._ticker is not None:
+            self._ticker.stop()
         if self._thread.is_alive():
             self._thread.join(PERIOD_SECONDS)
 

@@ -18,7 +18,7 @@ from deferred_django.conf_wording import SETTING
 from deferred_django.queue import Queue
 from deferred_django.queue_values import LocalRunner
 
-RESETTING = frozenset({SETTING, "BASE_DIR"})
+RESETTING = frozenset({SETTING, "BASE_DIR", "TIME_ZONE"})
 """The settings that what is kept here was made of: ``override_settings`` of one takes effect at
 once."""
 

@@ -109,7 +109,7 @@ class Worker:
             self._backend.worker_stopping()
         tell(Worker, worker_started, threads=threads, queues=queues)
         housekeeper = Housekeeper(
-            self._backend,
+            self._queue,
             is_idle=lambda: self._pool.outstanding == 0,
             heartbeat=self.pulse.tell,
         )

@@ -19,7 +19,7 @@ LAYERS = (
     ("backends.disk.*", "backends.none"),
     ("codec", "decoding", "references"),
     ("conf_wording",),
-    ("backpressure_setting", "middleware_setting"),
+    ("backpressure_setting", "middleware_setting", "schedule_setting", "timing"),
     ("conf_features",),
     (
         "conf",
@@ -32,7 +32,7 @@ LAYERS = (
         "retry",
         "signals",
     ),
-    ("context",),
+    ("context", "schedule_plan"),
     ("queue_values",),
     ("queue",),
     ("registry",),
@@ -47,12 +47,22 @@ LAYERS = (
         "task_call",
     ),
     ("attempt", "attempt_middleware", "connections", "event_loop", "execution", "hold"),
+    ("scheduler",),
     ("housekeeping", "local", "overdue", "pool"),
     ("fetcher_waits", "prefetch", "pulse", "quarantine", "recycling"),
     ("heartbeat_file", "worker", "worker_process"),
     ("autoreload", "stop_orders"),
     ("supervisor",),
-    ("apps", "checks", "console.*", "event_log", "middleware", "management.*", "testing.*"),
+    (
+        "apps",
+        "checks",
+        "console.*",
+        "event_log",
+        "middleware",
+        "management.*",
+        "schedule_checks",
+        "testing.*",
+    ),
 )
 WITHOUT_DJANGO = ("exceptions", "forks", "ids", "nesting", "backends.*")
 """The store: usable, testable and fuzzable alone."""

@@ -18,6 +18,7 @@ from deferred_django.backends.base import (
     Progress,
     Status,
 )
+from deferred_django.backends.schedule import TickRecord
 
 
 def dead_task(id: str, **fields: Any) -> DeadTaskRecord:
@@ -51,6 +52,7 @@ class FakeBackend(Backend):
         self.added: list[str] = []
         self.now = Status(pending=0, delayed=0, running=0, dead=0, oldest_age=None)
         self.findings: list[Finding] = []
+        self.ticks: list[TickRecord] = []
         self.before_change: Callable[[], object] = lambda: None
         """Called when records are about to be removed or taken: what others do meanwhile."""
 
@@ -96,6 +98,9 @@ class FakeBackend(Backend):
 
     def status(self) -> Status:
         return self.now
+
+    def tick_records(self) -> list[TickRecord]:
+        return self.ticks
 
     def verify(self) -> list[Finding]:
         return self.findings

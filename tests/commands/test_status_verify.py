@@ -13,8 +13,10 @@ from django.test import override_settings
 from prometheus_client.parser import text_string_to_metric_families
 
 from deferred_django.backends.base import Finding, QueueStatus, RunningTask, Status, WorkerInfo
+from deferred_django.backends.schedule import TickRecord
 from deferred_django.console.status import SHOWN_TASKS
 from deferred_django.console.text import width
+from deferred_django.registry import get_backend
 from tests.commands.conftest import CommandLine
 from tests.commands.fakes import FakeBackend
 
@@ -67,6 +69,7 @@ def test_status_as_json(busy: FakeBackend, command_line: CommandLine) -> None:
             "slow": {"pending": 0, "delayed": 3, "running": 0, "oldest_age": None},
         },
         "problems": ["/s/seg: Permission denied\x1b"],
+        "schedule": [],
     }
     assert first == {
         "pid": 42,
@@ -207,6 +210,7 @@ def test_status_of_an_empty_store(backend: FakeBackend, command_line: CommandLin
         "workers": [],
         "queues": {},
         "problems": [],
+        "schedule": [],
     }
     assert len(command_line("deferred_status").out.splitlines()) == 5
 
@@ -285,3 +289,53 @@ def test_a_wrong_setting_is_named(command_line: CommandLine) -> None:
         assert (done.code, done.out) == (1, "")
         assert "PREFIXX" in done.err
         assert "Traceback" not in done.err
+
+
+def test_status_shows_the_periodic_tasks(command_line: CommandLine) -> None:
+    now = time.time()
+    schedule = {
+        "nightly": {"task": "shop.tasks.report", "cron": "0 3 * * *"},
+        "new": {"task": "shop.tasks.new", "every": 60},
+        "prices": {"task": "shop.tasks.prices", "every": 300},
+    }
+    dotted = "tests.commands.fakes.FakeBackend"
+    with override_settings(DEFERRED={"BACKEND": dotted}):
+        assert command_line("deferred_status").out.count("PERIODIC TASK") == 0
+    with override_settings(DEFERRED={"BACKEND": dotted, "SCHEDULE": schedule}):
+        made = get_backend()
+        assert isinstance(made, FakeBackend)
+        made.ticks = [
+            TickRecord(name="nightly", next_at=now + 7300, last_at=now - 79_000),
+            TickRecord(name="prices", next_at=now + 100.5),
+            TickRecord(name="of others", next_at=now),
+        ]
+        done = command_line("deferred_status")
+        shown = json.loads(command_line("deferred_status", "--format", "json").out)
+    assert (done.code, done.err) == (0, "")
+    for words in ("in 1 min", "in 2 h", "21 h ago", "never", "not seen by a worker", "every 300.0"):
+        assert words in done.out
+    assert done.out.index("prices") < done.out.index("nightly") < done.out.index("new")
+    assert "of others" not in done.out
+    assert shown["schedule"] == [
+        {
+            "name": "nightly",
+            "task": "shop.tasks.report",
+            "when": "cron 0 3 * * * UTC",
+            "next": now + 7300,
+            "last": now - 79_000,
+        },
+        {
+            "name": "new",
+            "task": "shop.tasks.new",
+            "when": "every 60.0",
+            "next": None,
+            "last": None,
+        },
+        {
+            "name": "prices",
+            "task": "shop.tasks.prices",
+            "when": "every 300.0",
+            "next": now + 100.5,
+            "last": None,
+        },
+    ]

@@ -13,8 +13,10 @@ from deferred_django.console.arguments import checked, count, option, seconds
 from deferred_django.console.command import StoreCommand
 from deferred_django.console.prometheus import write_metrics
 from deferred_django.console.records import to_json
+from deferred_django.console.schedule import as_list, write_schedule
 from deferred_django.console.status import as_dict, write_status
 from deferred_django.heartbeat_file import MAX_AGE_SECONDS
+from deferred_django.registry import get_features
 
 FORMATS = ("table", "json", "prometheus")
 CHECKS: Mapping[str, tuple[Callable[[Any], Any], str, str]] = {
@@ -71,12 +73,15 @@ class Command(StoreCommand):
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in asked)
             raise CommandError(f"{flags}: for --check only.", returncode=2)
         status = backend.status()
+        periodic = as_list(backend, get_features().schedule)
         if options.get("format") == "json":
-            self.out.write(to_json(as_dict(status), indent=2) + "\n")
+            shown = {**as_dict(status), "schedule": periodic}
+            self.out.write(to_json(shown, indent=2) + "\n")
         elif options.get("format") == "prometheus":
             write_metrics(self.out, status)
         else:
             write_status(self.out, status)
+            write_schedule(self.out, periodic)
 
     def _check(
         self,

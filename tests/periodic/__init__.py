@@ -1,0 +1,1 @@
+"""Periodic tasks: the timings, the setting, the scheduler, and a simulated year of it."""
