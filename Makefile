@@ -12,6 +12,8 @@
 #   make schedules                   two and three processes in every order; about 12 minutes
 #   make fuzz                        a store's files mutated: 100,000 inputs by the seed, then guided
 #                                    by coverage where there is an atheris for this Python
+#   make endurance                   200 stops under load, a million tasks, a database that goes away,
+#                                    idle workers; 15 to 30 minutes. ARGS='stops --rounds 20'
 #   make faults                      every call of the disk store fails in every way; 10 minutes
 #   make timeouts                    100,000 tasks that end at the moment of their timeout
 #   make periodic                    a simulated year of periodic tasks in three time zones
@@ -36,7 +38,8 @@ PIP = $(VENV)/bin/python -m pip --disable-pip-version-check
 STAMP = $(VENV)/.installed-$(shell printf '%s' '$(DJANGO)' | cksum | cut -d' ' -f1)
 FUZZED = $(VENV)/fuzzed
 
-.PHONY: test demo lint torture crash schedules fuzz faults timeouts periodic bench bench-size clean venv
+.PHONY: test demo lint torture crash schedules fuzz faults timeouts periodic endurance bench
+.PHONY: bench-size clean venv
 .DEFAULT_GOAL := test
 
 test: $(STAMP)
@@ -83,6 +86,9 @@ timeouts: $(STAMP)
 
 periodic: $(STAMP)
 	$(VENV)/bin/python -m tests.periodic $(ARGS)
+
+endurance: $(STAMP)
+	$(VENV)/bin/python -m tests.endurance $(ARGS)
 
 bench: $(STAMP)
 	$(VENV)/bin/python -m benchmarks.store $(ARGS)

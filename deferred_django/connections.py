@@ -159,8 +159,21 @@ def _forget_debugging(connection: BaseDatabaseWrapper) -> None:
 def _close_leftovers(connection: BaseDatabaseWrapper) -> None:
     if connection.in_atomic_block or connection.closed_in_transaction:
         _close(connection)
-    elif connection.get_autocommit() != connection.settings_dict["AUTOCOMMIT"]:
+    elif connection.get_autocommit() != connection.settings_dict["AUTOCOMMIT"] or (
+        connection.get_autocommit() and _is_in_transaction(connection.connection)
+    ):
         connection.close()
+
+
+def _is_in_transaction(driver: Any) -> bool:
+    """Whether a transaction is open that Django knows nothing of: by a ``BEGIN`` of the task's own.
+
+    Asks the driver, not the server; of drivers that do not know it is not known.
+    """
+    status = getattr(getattr(driver, "info", None), "transaction_status", None)
+    if status is not None:  # psycopg: 0 is idle
+        return bool(status)
+    return bool(getattr(driver, "in_transaction", False))  # sqlite3
 
 
 def _close_broken(connection: BaseDatabaseWrapper) -> None:

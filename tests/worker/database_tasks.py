@@ -43,6 +43,12 @@ def leave_autocommit_off() -> None:
     Note.objects.create(text="never committed")
 
 
+def leave_raw_transaction() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("BEGIN")
+    Note.objects.create(text="never committed")
+
+
 def break_block() -> None:
     with transaction.atomic():
         raise IntegrityError
@@ -65,6 +71,7 @@ HABITS = {
         leave_block,
         close_in_block,
         leave_autocommit_off,
+        leave_raw_transaction,
         break_block,
         leave_debugging_on,
         fail_in_hook,

@@ -51,6 +51,11 @@ class SegmentSet:
         """The segments that are known."""
         return list(self._by_name.values())
 
+    @property
+    def any_open(self) -> bool:
+        """Whether there is a segment that is known, or in use."""
+        return bool(self._by_name or self._dropped)
+
     def all_open(self) -> list[Segment]:
         """Those too whose file is no longer at its path but that are in use."""
         return [*self._by_name.values(), *filter(_is_in_use, self._dropped)]

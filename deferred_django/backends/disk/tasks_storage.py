@@ -177,18 +177,18 @@ class TasksStorage:
                     self._claiming = True
                     self._segments.close()  # what was read for a look is not in the index
                 all_read = self._segments.refresh(self._waiter.watch, budget)
-                now_ms = _now_ms()
-                self._index.advance(now_ms, time.monotonic())
+                self._index.advance(_now_ms(), time.monotonic())
                 if task_ids is None:
                     taken = self._claims.take(limit, wanted)
                 else:  # one of them may be in what was not read
                     named = task_ids if all_read else ()
-                    taken = self._claims.take_named(named, limit, wanted, now_ms)
+                    taken = self._claims.take_named(named, limit, wanted, _now_ms())
                 if taken:
                     self._waiter.not_in_vain()
                 claimed = self._claims.with_payloads(taken)
             if claimed or all_read or self.stopping:
-                self._syncer.soon()
+                if self._segments.any_open:  # an idle worker on an empty store has nothing to sync
+                    self._syncer.soon()
                 return claimed
             budget = HURRY_BYTES
 
@@ -279,7 +279,7 @@ class TasksStorage:
         error = self._appends.sync(free_ones=self._claiming, patient=True)
         with self._mutex:
             self._claims.settle()
-            return more or error is not None or self._claiming
+            return more or error is not None or (self._claiming and self._segments.any_open)
 
     def maintain(self) -> None:
         """Erase drained segments, compact mostly dead ones, remove what killed processes left."""
@@ -294,7 +294,7 @@ class TasksStorage:
                 if tidy.tidied(self.names, segment, self._segments.read_on):
                     self._segments.drop(segment)
             tidy.remove_stale_temps(self.names, self.names.listing())
-            self._segments.refresh(budget=SLICE_BYTES)
+            self._segments.refresh(self._waiter.watch, SLICE_BYTES)
 
     def _read_a_slice(self) -> bool:
         with self._mutex:

@@ -16,6 +16,8 @@ from deferred_django.backends.disk import descriptors, files, locks, records
 from deferred_django.backends.disk.names import StoreNames
 
 EMPTY_SECONDS = 60.0
+STALE_SECONDS = 10.0
+"""How often a worker looks for files that dead ones left: many workers have many files."""
 MAX_RUNNING = 100
 MAX_NAME = 200
 """Of a longer name its end is told."""
@@ -48,6 +50,7 @@ class WorkerFiles:
         self._own = self._content = None
         self._first_line = b""
         self._told: list[RunningTask] = []
+        self._stale_at = 0.0
         # A descriptor that is closed while another thread writes may be another file's by then.
         self._mutex = threading.RLock()
 
@@ -161,12 +164,16 @@ class WorkerFiles:
         return sorted(found, key=lambda worker: (worker.started_at, worker.token)), problems
 
     def remove_stale(self) -> None:
-        """Remove the files that dead workers left."""
+        """Remove the files that dead workers left, if that was not done a moment ago."""
+        now = time.monotonic()
+        if now < self._stale_at:
+            return
+        all_seen = True
         for name in self._names.workers():
             path = self._names.at(name)
             if self._own is not None and path == self._own[1]:
                 continue
-            with contextlib.suppress(OSError):
+            try:
                 fd = files.open_file(path, os.O_RDWR)
                 try:
                     # A new empty file may be a worker's that has not locked it yet.
@@ -176,6 +183,10 @@ class WorkerFiles:
                         files.unlink(path)
                 finally:
                     locks.close_whole(fd)
+            except OSError:
+                all_seen = False
+        if all_seen:
+            self._stale_at = now + STALE_SECONDS
 
 
 def _info(token: str, fd: int) -> WorkerInfo:
