@@ -75,6 +75,7 @@ fuzz: $(STAMP)
 
 faults: $(STAMP)
 	$(VENV)/bin/python -m tests.faults $(ARGS)
+	$(VENV)/bin/python -m tests.faults.workers
 
 bench: $(STAMP)
 	$(VENV)/bin/python -m benchmarks.store $(ARGS)
