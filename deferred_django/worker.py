@@ -161,11 +161,11 @@ class Worker:
         claims = self._queue.claim(asked, self._queues)
         if not claims:
             self._pause = 0.0
-            if busy == 0 and self._drain:
+            if busy == 0 and self._drain and not self._backend.claim_was_cut_short():
                 # From a file that has grown too large nothing is claimed until it is compacted.
                 self._guarded("Tidying the store", self._backend.maintain)
                 claims = self._queue.claim(asked, self._queues)
-                if not claims:
+                if not claims and not self._backend.claim_was_cut_short():
                     return Ended.DRAINED
         more = len(claims) == asked
         claims = self._quarantine.sort(claims, now) if claims else claims

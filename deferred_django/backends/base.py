@@ -107,8 +107,17 @@ class Backend(abc.ABC):
 
         A claim is exclusive among all threads and processes and is freed by this process's
         death at once. ``queues`` limits the choice to these, ``exclude`` leaves queues out,
-        ``ids`` limits it to these tasks.
+        ``ids`` limits it to these tasks. None says that there are none, unless
+        :meth:`claim_was_cut_short`.
         """
+
+    def claim_was_cut_short(self) -> bool:
+        """Whether the last claim of tasks found none because :meth:`wake` ended it early.
+
+        Then nothing is known of the tasks that it had not looked at yet. For the one thread of a
+        worker that claims; always ``False`` where a claim takes no time worth ending.
+        """
+        return False
 
     @abc.abstractmethod
     def start_task(self, claim: ClaimedTask) -> None:
@@ -160,7 +169,11 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def wake(self) -> None:
-        """End the running or the next :meth:`wait` early. Safe in threads and signal handlers."""
+        """End the running or the next :meth:`wait` early. Safe in threads and signal handlers.
+
+        A claim that has found nothing so far may end early too; the wait that follows then does,
+        so that a worker comes to see why it was woken, and the wake-up is not lost on the way.
+        """
 
     def maintain(self) -> None:  # noqa: B027 - optional
         """Tidy the store (workers call this about once a second, and a drain before its exit)."""

@@ -96,6 +96,9 @@ class DiskBackend(Backend):
             for entry, context in self.tasks.claim(limit, queues, exclude, ids)
         ]
 
+    def claim_was_cut_short(self) -> bool:
+        return self.tasks.cut_short
+
     def start_task(self, claim: ClaimedTask) -> None:
         self.tasks.start(_held(claim))
 

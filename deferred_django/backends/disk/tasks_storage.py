@@ -68,7 +68,7 @@ class TasksStorage:
         self._claims = Claims(self._segments, self._index)
         self._appends = WorkerAppends(self._segments, self._mutex, self._writer)
         self._waiter = Waiter(self.names.path)
-        self._claiming, self._slices = False, 0
+        self._claiming, self._slices, self.cut_short = False, 0, False
 
     def _after_fork(self) -> None:
         for segment in self._segments.all_open():
@@ -143,10 +143,9 @@ class TasksStorage:
         """Claim due tasks; see :meth:`Backend.claim_tasks`. Each comes with its payload.
 
         While a backlog is read in slices it is the best of what was read. Only when all was, and
-        there is none, are none returned.
+        there is none, are none returned; or if it is woken, which ``cut_short`` tells then.
         """
-        budget = SLICE_BYTES
-        self._slices += 1
+        budget, self._slices = SLICE_BYTES, self._slices + 1
         while True:
             with self._mutex, self._claims.taking():
                 self._claims.settle()
@@ -158,14 +157,14 @@ class TasksStorage:
                 self._index.advance(now_ms, time.monotonic())
                 if task_ids is None:
                     taken = self._claims.take(limit, queues, exclude)
-                elif not all_read:
-                    taken = []  # one of them may be in what was not read
                 else:
-                    taken = self._claims.take_named(task_ids, limit, queues, exclude, now_ms)
+                    named = task_ids if all_read else ()  # or one may be in what was not read
+                    taken = self._claims.take_named(named, limit, queues, exclude, now_ms)
                 if taken:
                     self._waiter.not_in_vain()
                 claimed = self._claims.with_payloads(taken)
-            if claimed or all_read:
+            self.cut_short = not (claimed or all_read) and self._waiter.woken
+            if claimed or all_read or self.cut_short:
                 self._syncer.soon()
                 return claimed
             budget = HURRY_BYTES
@@ -231,12 +230,13 @@ class TasksStorage:
         """Return once there may be something to claim; see :meth:`Backend.wait`."""
         with self._mutex:
             if self._claiming and not self._segments.all_read:
+                self._waiter.woken = False
                 return
             next_in = self._index.seconds_to_next(_now_ms(), time.monotonic())
         self._waiter.wait(timeout if next_in is None else min(timeout, next_in))
 
     def wake(self) -> None:
-        """End a wait early. A signal handler may call it: it takes no lock."""
+        """End a wait, or a claim in vain, early. A signal handler may call it: it takes no lock."""
         self._waiter.wake()
 
     # -- durability and order ------------------------------------------------------------------
