@@ -1,6 +1,8 @@
 """The tasks write-ahead log: all segments of a store, behind one lock of this process.
 
-What is written where and why: ``docs/storage-format.md`` and ``docs/decisions/`` 001 to 004."""
+What is written where and why: ``docs/storage-format.md`` and ``docs/decisions/`` 001 to 004.
+It is longer than 300 lines because all of it takes the one lock.
+"""
 
 from __future__ import annotations
 
@@ -100,16 +102,23 @@ class TasksStorage:
     def survey_with_payloads(self) -> list[tuple[Entry, bool, bytes]]:
         """The same with their contexts."""
         with self._reading():
-            return [found for each in self._segments.segments() for found in survey.entries(each)]
+            return [found for each in self._looked_at() for found in survey.entries(each)]
 
     def overview(self) -> tuple[Counts, list[str]]:
         """How many pending tasks there are, and sentences about what is wrong."""
         counts, now_ms = Counts(), time.time() * 1000
+        found: list[str] = []
         with self._reading():
-            for segment in self._segments.segments():
+            for segment in self._looked_at():
                 survey.count(segment, now_ms, counts)
-            asides = [f"{name}: a damaged segment was kept" for name in self.names.asides()]
-            return counts, self._segments.problems() + asides
+                found += survey.problems(segment)
+            if self._claiming:
+                found += self._segments.crowd()
+            found += [f"{name}: a damaged segment was kept" for name in self.names.asides()]
+            return counts, self._segments.problems() + found
+
+    def _looked_at(self) -> Iterator[Segment]:
+        return self._segments.each(all_of_them=not self._claiming)
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -163,11 +172,19 @@ class TasksStorage:
                 if taken:
                     self._waiter.not_in_vain()
                 claimed = self._claims.with_payloads(taken)
-            self.cut_short = not (claimed or all_read) and self._waiter.woken
-            if claimed or all_read or self.cut_short:
+                wants_turns = all_read and self._segments.wants_turns()
+            more = not claimed and (self._take_turns() if wants_turns else not all_read)
+            self.cut_short = more and self._waiter.woken
+            if not more or self.cut_short:
                 self._syncer.soon()
                 return claimed
             budget = HURRY_BYTES
+
+    def _take_turns(self) -> bool:
+        """Close idle segments for others, once what was appended to them is durable."""
+        self._appends.sync(free_ones=True, patient=True)
+        with self._mutex:
+            return self._segments.take_turns()
 
     def start(self, entry: Entry) -> None:
         """Write the task's ``run``; without it the task must not be started."""
@@ -205,9 +222,13 @@ class TasksStorage:
     def remove(self, task_id: str) -> bool:
         """Drop a pending task, durably; ``False`` if there is none or it is claimed."""
         with self._reading(), self._claims.taking():
-            named = list(self._claims.find([task_id]))
+            began = time.monotonic()
+            while not (named := list(self._claims.find([task_id]))):
+                if not self._segments.take_turns(began, durable=self._claiming):
+                    break
+                self._segments.refresh()
             if not named:
-                self._segments.check_readable()
+                self._segments.check_readable(began)
             found = self._claims.take_these(named, strict=True)
             taken = [entry for entry, _ in self._claims.with_payloads(found, strict=True)]
             removed: list[Segment] = []
