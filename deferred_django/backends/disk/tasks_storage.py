@@ -184,7 +184,18 @@ class TasksStorage:
         """Close idle segments for others, once what was appended to them is durable."""
         self._appends.sync(free_ones=True, patient=True)
         with self._mutex:
-            return self._segments.take_turns()
+            # Else they would have their turns for ever, with nothing in them.
+            drained = [each for each in self._segments.segments() if not each.table.live]
+            erased = self._tidy(drained)
+            return self._segments.take_turns() or erased
+
+    def _tidy(self, segments: list[Segment]) -> bool:
+        tidied = [
+            each for each in segments if tidy.tidied(self.names, each, self._segments.read_on)
+        ]
+        for segment in tidied:
+            self._segments.drop(segment)
+        return bool(tidied)
 
     def start(self, entry: Entry) -> None:
         """Write the task's ``run``; without it the task must not be started."""
@@ -289,9 +300,7 @@ class TasksStorage:
             time.sleep(0.002)  # let those have the mutex that claim
         with self._mutex:
             self._claims.settle()
-            for segment in self._segments.segments():
-                if tidy.tidied(self.names, segment, self._segments.read_on):
-                    self._segments.drop(segment)
+            self._tidy(self._segments.segments())
             tidy.remove_stale_temps(self.names, self.names.listing())
             self._segments.refresh(budget=SLICE_BYTES)
 
