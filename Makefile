@@ -80,6 +80,7 @@ fuzz: $(STAMP)
 
 faults: $(STAMP)
 	$(VENV)/bin/python -m tests.faults $(ARGS)
+	$(VENV)/bin/python -m tests.faults.workers
 
 timeouts: $(STAMP)
 	$(VENV)/bin/python -m tests.torture.timeouts $(ARGS)

@@ -92,7 +92,6 @@ class Worker:
         """
         self._stop_now = self._stop_now or now
         self._waits.stopped = True
-        self._backend.worker_stopping()
         self._waits.wake()
 
     def run(self) -> Ended:
@@ -105,8 +104,6 @@ class Worker:
             self._choice.listed(),
         )
         self._guarded("Listing this worker", lambda: started(threads=threads, queues=queues))
-        if self._waits.stopped:  # it came before the store knew of this worker
-            self._backend.worker_stopping()
         tell(Worker, worker_started, threads=threads, queues=queues)
         housekeeper = Housekeeper(
             self._queue,
@@ -178,11 +175,11 @@ class Worker:
         claims = self._queue.claim(asked, self._choice)
         if not claims:
             self._pause = 0.0
-            if busy == 0 and self._drain:
+            if busy == 0 and self._drain and not self._backend.claim_was_cut_short():
                 # From a file that has grown too large nothing is claimed until it is compacted.
                 self._guarded("Tidying the store", self._backend.maintain)
                 claims = self._queue.claim(asked, self._choice)
-                if not claims:
+                if not claims and not self._backend.claim_was_cut_short():
                     return Ended.STOPPED if self._waits.stopped else Ended.DRAINED
         more = len(claims) == asked
         claims = self._quarantine.sort(claims, now) if claims else claims

@@ -31,7 +31,8 @@ def good_bodies(data: bytes) -> Iterator[bytes]:
 
 def unescape(payload: bytes) -> bytes:
     """A log record's payload."""
-    return re.sub(rb"\\(.)", lambda match: {b"n": b"\n"}.get(match[1], match[1]), payload)
+    meaning = {b"n": b"\n", b"0": b"\0", b"\\": b"\\"}
+    return re.sub(rb"\\(.)", lambda match: meaning[match[1]], payload)
 
 
 def read_segment(data: bytes) -> dict[str, tuple[int, int, str, bytes]]:

@@ -149,9 +149,17 @@ class Backend(ScheduleStore, abc.ABC):
         A claim is exclusive among all threads and processes and is freed by this process's
         death at once. ``queues`` limits the choice to these, ``exclude`` leaves queues out,
         ``ids`` limits it to these tasks. Due tasks of the queues in ``prefer`` come before all
-        others, in the order of the queues there, whatever their priority. None are returned only
-        if there are none, or after :meth:`worker_stopping`.
+        others, in the order of the queues there, whatever their priority. None says that there are
+        none, unless :meth:`claim_was_cut_short`.
         """
+
+    def claim_was_cut_short(self) -> bool:
+        """Whether the last claim of tasks found none because :meth:`wake` ended it early.
+
+        Then nothing is known of the tasks that it had not looked at yet. For the one thread of a
+        worker that claims; always ``False`` where a claim takes no time worth ending.
+        """
+        return False
 
     @abc.abstractmethod
     def start_task(self, claim: ClaimedTask) -> None:
@@ -212,7 +220,11 @@ class Backend(ScheduleStore, abc.ABC):
 
     @abc.abstractmethod
     def wake(self) -> None:
-        """End the running or the next :meth:`wait` early. Safe in threads and signal handlers."""
+        """End the running or the next :meth:`wait` early. Safe in threads and signal handlers.
+
+        A claim that has found nothing so far may end early too; the wait that follows then does,
+        so that a worker comes to see why it was woken, and the wake-up is not lost on the way.
+        """
 
     def maintain(self) -> None:
         """Tidy the store (workers call this about once a second, and a drain before its exit)."""
@@ -226,10 +238,6 @@ class Backend(ScheduleStore, abc.ABC):
         ``running``: what it has been running for a while, the longest first. Both are for
         :attr:`Status.workers`; nothing depends on them, and nothing of it need be durable.
         """
-
-    def worker_stopping(self) -> None:
-        """Until it has stopped, this process claims no more: a claim that is under way may end with
-        none. Safe in signal handlers."""
 
     def worker_stopped(self) -> None:
         """This process works on the store no more."""

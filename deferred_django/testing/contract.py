@@ -113,6 +113,20 @@ class BackendContract:
         with backend.hold_schedule() as hold:
             assert (hold is not None) == backend.keeps_schedule
 
+    def test_a_wake_hides_no_task(self, backend: Backend) -> None:
+        """A claim may end early by it, and says so; the next wait then ends too, and all is as
+        before."""
+        backend.wait(0)
+        task_id = backend.add_task(b"x")
+        backend.wake()
+        claims = backend.claim_tasks(1)
+        assert claims or backend.claim_was_cut_short() or not backend.keeps_tasks
+        if not claims:
+            backend.wait(0)
+            claims = backend.claim_tasks(1)
+            assert not backend.claim_was_cut_short()
+        assert [claim.id for claim in claims] == [task_id] * backend.keeps_tasks
+
     def test_the_life_cycle_hooks_can_be_called_in_any_order(self, backend: Backend) -> None:
         backend.worker_heartbeat()
         backend.worker_started(threads=2, queues=["mail"])
@@ -332,7 +346,6 @@ class StoreContract(BackendContract):
     def test_a_worker_that_stops_and_starts_again_claims_again(self, backend: Backend) -> None:
         backend.add_task(b"", task_id="a")
         backend.worker_started(threads=1)
-        backend.worker_stopping()
         backend.worker_stopped()
         assert self.eventually_claim(backend).id == "a"
 

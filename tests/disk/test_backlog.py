@@ -7,6 +7,7 @@ import random
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from deferred_django.backends.disk import (
     claims,
     row_heap,
     segment,
+    segment_set,
     tasks_storage,
     tidy,
 )
@@ -296,6 +298,54 @@ def test_nothing_is_said_to_be_there_only_after_all_was_read(
     assert len(worker.claim(1000, [queue], (), None)) == 20
     assert worker.claim(1000, ["none"], (), None) == []
     assert all(each.size_read > 0 for each in worker._segments.segments())
+
+
+@pytest.fixture
+def woken(worker: TasksStorage, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The worker is woken while it reads the third slice; how often it has read one."""
+    monkeypatch.setattr(tasks_storage, "HURRY_BYTES", 1)
+    monkeypatch.setattr(segment_set, "FRESH_BYTES", 1)
+    reads: list[int] = []
+    real = worker._segments.refresh
+
+    def refresh(*arguments: Any) -> bool:
+        reads.append(len(reads))
+        if len(reads) == 3:
+            worker.wake()
+        return real(*arguments)
+
+    monkeypatch.setattr(worker._segments, "refresh", refresh)
+    return reads
+
+
+def was_cut_short(worker: TasksStorage) -> bool:
+    return worker.cut_short
+
+
+def test_a_wake_ends_a_claim_that_has_found_nothing_and_the_wait_behind_it(
+    backlog: list[str], worker: TasksStorage, woken: list[int]
+) -> None:
+    """A worker that is stopped does not read all tasks of other queues first."""
+    assert worker.claim(1, ["q0"], (), None) == []
+    assert was_cut_short(worker)
+    assert len(woken) == 3
+    assert worker.claim(1, ["q0"], (), None) == []  # still: nobody has taken note of the wake
+    worker.wait(30)
+    assert len(worker.claim(1000, ["q0"], (), None)) == 20
+    assert not was_cut_short(worker)
+    assert worker.claim(1, ["none"], (), None) == []
+    assert not was_cut_short(worker)
+
+
+def test_a_wake_hides_nothing_that_was_found(
+    backlog: list[str], worker: TasksStorage, woken: list[int]
+) -> None:
+    for _ in range(6):
+        worker.wake()
+        assert len(worker.claim(1000, None, (), None)) == 20
+        assert not was_cut_short(worker)
+    assert worker.claim(1, None, (), None) == []
+    assert not was_cut_short(worker)  # nothing was left to be read
 
 
 def test_a_task_that_is_asked_for_by_its_id_is_found_in_what_was_not_read_yet(

@@ -476,3 +476,34 @@ def test_a_file_system_that_turned_read_only_by_itself(tmp_path: Path) -> None:
             with contextlib.suppress(OSError):
                 storage.close()
         LIBRARY.umount2(os.fsencode(place), MNT_DETACH)
+
+
+@pytest.mark.parametrize("kind", ["link to nowhere", "file"])
+def test_what_is_no_directory_is_no_empty_store(tmp_path: Path, kind: str) -> None:
+    """A link whose target is not mounted: neither a look nor a worker takes it for a store."""
+    place = tmp_path / "store"
+    if kind == "file":
+        place.touch()
+    else:
+        place.symlink_to("not-mounted")
+    backend = DiskBackend(BackendConfig(path=place))
+    message = "leads to no directory" if kind == "link to nowhere" else "Not a directory"
+    calls: list[Callable[[], object]] = [
+        lambda: backend.add_task(b"x"),
+        backend.status,
+        backend.verify,
+        backend.pending_tasks,
+        lambda: backend.remove_task("1-1-a-1"),
+        lambda: backend.claim_tasks(1),
+        backend.list_dead_tasks,
+        backend.count_dead_tasks,
+        lambda: backend.find_dead_task("1-1-a-1"),
+        lambda: backend.remove_dead_tasks(["1-1-a-1"]),
+        lambda: backend.add_dead_task("1-1-a-1", b"x", ValueError(), task_class="a", attempts=1),
+    ]
+    for call in calls:
+        with pytest.raises(OSError, match=message) as raised:
+            call()
+        assert str(raised.value.filename).startswith(str(place))
+    backend.close()
+    assert sorted(tmp_path.iterdir()) == [place]

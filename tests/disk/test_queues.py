@@ -125,12 +125,12 @@ def test_a_stop_does_not_wait_for_a_backlog_to_be_read(
     assert reading.wait(BOUND)
     assert claimed == []
     began = time.monotonic()
-    worker.stopping = True
+    worker.wake()
     thread.join(BOUND)
     assert claimed == [[]]
     assert time.monotonic() - began < 2
     monkeypatch.undo()
-    worker.stopping = False
+    worker.wait(0)
     [(entry, _)] = worker.claim(1, ["deep"], (), None)
     finish(worker, entry)
 

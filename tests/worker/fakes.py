@@ -200,9 +200,6 @@ class MemoryBackend(Backend):
         self.running = list(running)
         self._called("worker_heartbeat")
 
-    def worker_stopping(self) -> None:
-        self._called("worker_stopping")
-
     def worker_stopped(self) -> None:
         self._called("worker_stopped")
 

@@ -109,6 +109,9 @@ class DiskBackend(Backend):
             for entry, context in self.tasks.claim(limit, queues, exclude, ids, prefer)
         ]
 
+    def claim_was_cut_short(self) -> bool:
+        return self.tasks.cut_short
+
     def start_task(self, claim: ClaimedTask) -> None:
         self.tasks.start(_held(claim))
 
@@ -186,17 +189,12 @@ class DiskBackend(Backend):
         self._workers.stay_listed()
 
     def worker_started(self, *, threads: int = 0, queues: Sequence[str] | None = None) -> None:
-        self.tasks.stopping = False
         self._workers.start(threads=threads, queues=queues)
 
     def worker_heartbeat(self, running: Sequence[RunningTask] = ()) -> None:
         self._workers.heartbeat(running)
 
-    def worker_stopping(self) -> None:
-        self.tasks.stopping = True
-
     def worker_stopped(self) -> None:
-        self.tasks.stopping = False
         self._workers.stop()
 
     def close(self) -> None:

@@ -98,6 +98,9 @@ class DeadTasksFile:
                 fd = files.open_file(self.path, flags)
             except BlockingIOError:  # of a file that was replaced, see dead_tasks_freeing
                 continue
+            except FileNotFoundError:
+                files.refuse_link_to_nowhere(os.path.dirname(self.path))
+                raise
             try:
                 has_name = files.status(fd).st_nlink > 0
             except BaseException:

@@ -243,5 +243,8 @@ class FileLock:
 
     def _timeout_error(self, timeout: float) -> DeadTasksLockTimeout:
         return DeadTasksLockTimeout(
-            errno.ETIMEDOUT, f"the lock was not free within {timeout:g} s", self.path
+            errno.ETIMEDOUT,
+            f"the lock was not free within {timeout:.3g} s: a process that holds it is slow or "
+            "stopped (fuser -v names it)",
+            self.path,
         )

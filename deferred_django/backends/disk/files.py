@@ -145,8 +145,11 @@ def make_directory(path: str, file_permissions: int) -> None:
         try:
             os.mkdir(directory, 0o700)
         except FileExistsError:
+            refuse_link_to_nowhere(directory)
             if not is_directory(directory):
-                raise
+                raise NotADirectoryError(
+                    errno.ENOTDIR, os.strerror(errno.ENOTDIR), directory
+                ) from None
         else:
             os.chmod(directory, directory_permissions(file_permissions))
             if os.geteuid() == 0:
@@ -164,6 +167,15 @@ def is_directory(path: str) -> bool:
         return stat.S_ISDIR(os.stat(path).st_mode)
     except (FileNotFoundError, NotADirectoryError):
         return False
+
+
+def refuse_link_to_nowhere(path: str) -> None:
+    """``NotADirectoryError`` if a directory's name is a link to nothing.
+
+    What it should lead to is not mounted, or was moved: that is no empty store.
+    """
+    if os.path.islink(path) and not is_directory(path):
+        raise NotADirectoryError(errno.ENOTDIR, "is a link that leads to no directory", path)
 
 
 def resolved(path: str) -> str:

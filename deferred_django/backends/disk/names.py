@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable
 
 from deferred_django import ids
+from deferred_django.backends.disk import files
 
 VERSION = "0"
 """The version of the storage format. Files of another version are not this code's."""
@@ -75,6 +76,7 @@ class StoreNames:
         try:
             return os.listdir(self.path)
         except FileNotFoundError:
+            files.refuse_link_to_nowhere(self.path)
             return []
 
     def segments(self, listing: Iterable[str] | None = None) -> list[str]:

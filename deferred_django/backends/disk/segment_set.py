@@ -1,5 +1,4 @@
 """All segments of a store as this process reads them, kept up to date with the directory.
-
 Not thread-safe: the tasks storage calls it under its mutex.
 """
 
@@ -10,12 +9,13 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from deferred_django.backends.disk import files
 from deferred_django.backends.disk.long_line import HEAD_BYTES
 from deferred_django.backends.disk.names import StoreNames
 from deferred_django.backends.disk.segment import OverwrittenError, Segment
+from deferred_django.backends.disk.segment_turns import Turns, room
 from deferred_django.backends.disk.watch import POLL_SECONDS, DirectoryWatch
 
 logger = logging.getLogger("deferred_django.disk")
@@ -41,6 +41,7 @@ class SegmentSet:
         """Segments that have grown, by name, and how far they are to be read."""
         self._by_name: dict[str, Segment] = {}
         self._dropped: list[Segment] = []
+        self._turns = Turns(names.path)
         self._listed_at = 0.0
         self._budget = math.inf
         """How many bytes the refresh under way may still read."""
@@ -61,24 +62,19 @@ class SegmentSet:
         return [*self._by_name.values(), *filter(_is_in_use, self._dropped)]
 
     def problems(self) -> list[str]:
-        """Sentences about files that cannot be used, and bytes that no write left."""
-        found = [f"{name}: {why}" for name, why in sorted(self.unreadable.items())]
-        for segment in self._by_name.values():
-            damaged = segment.scanner.damaged
-            if damaged:
-                first = segment.scanner.damage[0].offset
-                found.append(
-                    f"{segment.path}: damaged records are skipped: {damaged:,}, "
-                    f"the first at byte {first:,}"
-                )
-            if not segment.writable:
-                found.append(f"{segment.path}: may not be written by this user")
-        return found
+        """Sentences about files that cannot be used."""
+        return [f"{name}: {why}" for name, why in sorted(self.unreadable.items())]
 
-    def check_readable(self) -> None:
-        """Raise ``OSError`` if a file could not be read: what is not found may be in it."""
+    def crowd(self) -> list[str]:
+        """A sentence about segments that wait for a descriptor, if any do."""
+        return self._turns.problem()
+
+    def check_readable(self, began: float) -> None:
+        """Raise ``OSError`` if a file was not read since ``began``: it may have what is sought."""
         for name, why in self.unreadable.items():
             raise OSError(errno.EIO, f"a file cannot be read: {why}", self._names.at(name))
+        if self.wants_turns(began):
+            raise OSError(errno.EMFILE, *self.crowd())
 
     def refresh(self, watch: DirectoryWatch | None = None, budget: int | None = None) -> bool:
         """Bring everything up to date; only what the watch names, if it can tell.
@@ -94,11 +90,14 @@ class SegmentSet:
             changed = names | self._by_name.keys()
             for name in self.unreadable.keys() - names:
                 del self.unreadable[name]
-        for name in sorted(filter(self._names.is_segment, changed)):
-            self._look_at(name)
+            self._turns.keep(names)
         for segment in [segment for segment in self._dropped if not _is_in_use(segment)]:
             self._dropped.remove(segment)
             segment.close()
+        for name in self._turns.next_ones(len(self._by_name) + len(self._dropped)):
+            self._look_at(name)  # before those that come only now
+        for name in sorted(filter(self._names.is_segment, changed)):
+            self._look_at(name)
         limit = math.inf if budget is None else budget
         self._budget = max(limit, FRESH_BYTES)
         for name in self._reading_order():
@@ -108,6 +107,35 @@ class SegmentSet:
                 break
             self._guarded(name, self._read_unread)
         return self.all_read
+
+    def wants_turns(self, before: float | None = None) -> bool:
+        """Whether segments wait for a descriptor that were not looked at since ``before``.
+
+        Without it: for some seconds.
+        """
+        return self._turns.are_due(before) > 0
+
+    def take_turns(self, before: float | None = None, *, durable: bool = True) -> bool:
+        """Let go of segments for those, which the next refresh opens; ``False`` if it cannot.
+
+        ``durable``: only of such as hold nothing that a power cut might still undo.
+        """
+        wanted = self._turns.are_due(before)
+        for segment in (chosen := self._turns.make_room(self.segments(), wanted, durable=durable)):
+            self.drop(segment)
+        return bool(chosen)
+
+    def each(self, *, all_of_them: bool) -> Iterator[Segment]:
+        """The segments, for a look: those that are open, or all of them, one after another."""
+        began = time.monotonic()
+        seen: set[str] = set()
+        while True:
+            new = [segment for segment in self.segments() if segment.name not in seen]
+            seen.update(segment.name for segment in new)
+            yield from new
+            if not all_of_them or not self.take_turns(began, durable=False):
+                return
+            self.refresh()
 
     @property
     def all_read(self) -> bool:
@@ -167,6 +195,9 @@ class SegmentSet:
                 self.unreadable.pop(name, None)
                 return
         if segment is None:
+            if room(len(self._by_name) + len(self._dropped)) <= 0:
+                self._turns.wait(name)
+                return
             self._by_name[name] = Segment.open(name, path)
         self._unread.setdefault(name, there.st_size)
 
@@ -249,6 +280,7 @@ class SegmentSet:
             if not segment.users:
                 segment.close()
         self._dropped = [segment for segment in self._dropped if segment.users]
+        self._turns.clear()
         self._listed_at = 0.0
 
 

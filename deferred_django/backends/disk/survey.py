@@ -160,3 +160,17 @@ def _held_elsewhere(segment: Segment) -> set[int]:
                 middle = (first + end) // 2
                 parts += [(first, middle), (middle, end)]
     return held
+
+
+def problems(segment: Segment) -> list[str]:
+    """Sentences about bytes that no write left, and a file that may not be written."""
+    found = []
+    if segment.scanner.damaged:
+        first = segment.scanner.damage[0].offset
+        found.append(
+            f"{segment.path}: damaged records are skipped: {segment.scanner.damaged:,}, "
+            f"the first at byte {first:,}"
+        )
+    if not segment.writable:
+        found.append(f"{segment.path}: may not be written by this user")
+    return found

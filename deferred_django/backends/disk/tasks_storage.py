@@ -71,7 +71,7 @@ class TasksStorage:
         self._claims = Claims(self._segments, self._index)
         self._appends = WorkerAppends(self._segments, self._mutex, self._writer)
         self._waiter = Waiter(self.names.path)
-        self._claiming, self._slices, self.stopping = False, 0, False
+        self._claiming, self._slices, self.cut_short = False, 0, False
 
     def _after_fork(self) -> None:
         for segment in self._segments.all_open():
@@ -122,16 +122,23 @@ class TasksStorage:
     def survey_with_payloads(self) -> list[tuple[Entry, bool, bytes]]:
         """The same with their contexts."""
         with self._reading():
-            return [found for each in self._segments.segments() for found in survey.entries(each)]
+            return [found for each in self._looked_at() for found in survey.entries(each)]
 
     def overview(self) -> tuple[Counts, list[str]]:
         """How many pending tasks there are, and sentences about what is wrong."""
         counts, now_ms = Counts(), time.time() * 1000
+        found: list[str] = []
         with self._reading():
-            for segment in self._segments.segments():
+            for segment in self._looked_at():
                 survey.count(segment, now_ms, counts)
-            asides = [f"{name}: a damaged segment was kept" for name in self.names.asides()]
-            return counts, self._segments.problems() + asides
+                found += survey.problems(segment)
+            if self._claiming:
+                found += self._segments.crowd()
+            found += [f"{name}: a damaged segment was kept" for name in self.names.asides()]
+            return counts, self._segments.problems() + found
+
+    def _looked_at(self) -> Iterator[Segment]:
+        return self._segments.each(all_of_them=not self._claiming)
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -165,8 +172,8 @@ class TasksStorage:
     ) -> list[tuple[Entry, bytes]]:
         """Claim due tasks; see :meth:`Backend.claim_tasks`. Each comes with its payload.
 
-        While a backlog is read in slices it is the best of what was read; none are returned only
-        when all was read, or ``stopping`` is set.
+        While a backlog is read in slices it is the best of what was read. Only when all was, and
+        there is none, are none returned; or if it is woken, which ``cut_short`` tells then.
         """
         budget, wanted = SLICE_BYTES, Wanted(queues, exclude, prefer)
         self._slices += 1
@@ -186,11 +193,31 @@ class TasksStorage:
                 if taken:
                     self._waiter.not_in_vain()
                 claimed = self._claims.with_payloads(taken)
-            if claimed or all_read or self.stopping:
+                wants_turns = all_read and self._segments.wants_turns()
+            more = not claimed and (self._take_turns() if wants_turns else not all_read)
+            self.cut_short = more and self._waiter.woken
+            if not more or self.cut_short:
                 if self._segments.any_open:  # an idle worker on an empty store has nothing to sync
                     self._syncer.soon()
                 return claimed
             budget = HURRY_BYTES
+
+    def _take_turns(self) -> bool:
+        """Close idle segments for others, once what was appended to them is durable."""
+        self._appends.sync(free_ones=True, patient=True)
+        with self._mutex:
+            # Else they would have their turns for ever, with nothing in them.
+            drained = [each for each in self._segments.segments() if not each.table.live]
+            erased = self._tidy(drained)
+            return self._segments.take_turns() or erased
+
+    def _tidy(self, segments: list[Segment]) -> bool:
+        tidied = [
+            each for each in segments if tidy.tidied(self.names, each, self._segments.read_on)
+        ]
+        for segment in tidied:
+            self._segments.drop(segment)
+        return bool(tidied)
 
     def start(self, entry: Entry) -> None:
         """Write the task's ``run``; without it the task must not be started."""
@@ -228,9 +255,13 @@ class TasksStorage:
     def remove(self, task_id: str) -> bool:
         """Drop a pending task, durably; ``False`` if there is none or it is claimed."""
         with self._reading(), self._claims.taking():
-            named = list(self._claims.find([task_id]))
+            began = time.monotonic()
+            while not (named := list(self._claims.find([task_id]))):
+                if not self._segments.take_turns(began, durable=self._claiming):
+                    break
+                self._segments.refresh()
             if not named:
-                self._segments.check_readable()
+                self._segments.check_readable(began)
             found = self._claims.take_these(named, strict=True)
             taken = [entry for entry, _ in self._claims.with_payloads(found, strict=True)]
             removed: list[Segment] = []
@@ -253,12 +284,13 @@ class TasksStorage:
         """Return once there may be something to claim; see :meth:`Backend.wait`."""
         with self._mutex:
             if self._claiming and not self._segments.all_read:
+                self._waiter.woken = False
                 return
             next_in = self._index.seconds_to_next(_now_ms(), time.monotonic())
         self._waiter.wait(timeout if next_in is None else min(timeout, next_in))
 
     def wake(self) -> None:
-        """End a wait early. A signal handler may call it: it takes no lock."""
+        """End a wait, or a claim in vain, early. A signal handler may call it: it takes no lock."""
         self._waiter.wake()
 
     # -- durability and order ------------------------------------------------------------------
@@ -290,9 +322,7 @@ class TasksStorage:
             time.sleep(0.002)  # let those have the mutex that claim
         with self._mutex:
             self._claims.settle()
-            for segment in self._segments.segments():
-                if tidy.tidied(self.names, segment, self._segments.read_on):
-                    self._segments.drop(segment)
+            self._tidy(self._segments.segments())
             tidy.remove_stale_temps(self.names, self.names.listing())
             self._segments.refresh(self._waiter.watch, SLICE_BYTES)
 

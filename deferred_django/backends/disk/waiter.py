@@ -18,8 +18,9 @@ class Waiter:
     def __init__(self, path: str) -> None:
         self._path = path
         self._lock = threading.Lock()
-        self._woken = False
         self._in_vain = 0
+        self.woken = False
+        """:meth:`wake` was called, and no wait has ended by it yet."""
         self.watch: DirectoryWatch | None = None
         """Made at the first wait; until then every refresh lists the directory."""
 
@@ -29,8 +30,8 @@ class Waiter:
             if self.watch is None:
                 self.watch = DirectoryWatch(self._path)
             watch = self.watch
-        if self._woken:  # perhaps before there was a watch to wake
-            self._woken = False
+        if self.woken:  # perhaps before there was a watch to wake
+            self.woken = False
             timeout = 0.0
         timeout = min(timeout, POLL_SECONDS)
         # What other workers append wakes an idle one too: the more often in vain, the slower.
@@ -44,7 +45,7 @@ class Waiter:
 
     def wake(self) -> None:
         """End the running or the next wait. A signal handler may call it: it takes no lock."""
-        self._woken = True
+        self.woken = True
         watch = self.watch
         if watch is not None:
             watch.wake()
