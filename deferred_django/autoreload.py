@@ -72,7 +72,7 @@ class _Outermost:
         handlers: dict[int, Any] = dict.fromkeys((signal.SIGTERM, signal.SIGINT), self._on_signal)
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
             handlers[signal.SIGHUP] = self._on_signal
-        with handled_signals(handlers):
+        with handled_signals(handlers, to_the_end=True):
             while not self._signalled.is_set():
                 before = snapshot()
                 code = self._run_once()

@@ -25,8 +25,10 @@ class StopOrders:
     pipe: a signal to the whole process group reaches both ends of it, and must count once.
     """
 
-    def __init__(self, control: int | None = None) -> None:
-        """``control``: the reading end of that pipe, which is closed at the end."""
+    def __init__(self, control: int | None = None, *, to_the_end: bool = False) -> None:
+        """``control``: the reading end of that pipe, which is closed at the end. ``to_the_end``:
+        see :func:`handled_signals`."""
+        self._to_the_end = to_the_end
         self._control = -1 if control is None else control
         self._wake_read = self._wake_write = -1
         self.count = 0
@@ -43,7 +45,7 @@ class StopOrders:
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
         try:
-            with handled_signals(self._handlers()):
+            with handled_signals(self._handlers(), to_the_end=self._to_the_end):
                 yield
         finally:
             for fd in (self._wake_read, self._wake_write, self._control):

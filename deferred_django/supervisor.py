@@ -69,6 +69,7 @@ class Supervisor:
         shutdown_timeout: float = 30.0,
         heartbeat: HeartbeatFile | None = None,
         on_stop: Callable[[], None] | None = None,
+        ends_process: bool = False,
         control: int | None = None,
         watch_code: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
@@ -77,15 +78,16 @@ class Supervisor:
         as many processes, is written while they are at work, and removed at the end. ``on_stop``
         is called once the workers have been told of the first signal.
 
-        ``control`` is the reading end of a pipe from a process that passes on signals, which then
-        mean nothing here; its end stops at once. ``watch_code`` is called in each worker process
-        with the function to call when the code has changed: then all stop."""
+        With ``ends_process`` nothing follows but the end of this process, and stop signals that
+        come then are ignored. ``control`` is the reading end of a pipe from a process that passes
+        on signals, which then mean nothing here; its end stops at once. ``watch_code`` is called
+        in each worker process with what to call when the code has changed: then all stop."""
         self._make_worker = make_worker
         self._drain = drain
         self._shutdown_timeout = shutdown_timeout
         self._heartbeat = heartbeat
         self._on_stop = on_stop
-        self._orders = StopOrders(control)
+        self._orders = StopOrders(control, to_the_end=ends_process)
         self._watch_code = watch_code
         self._children = [_Child(number) for number in range(processes)]
         self._told = 0

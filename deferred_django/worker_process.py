@@ -135,13 +135,20 @@ def run_here(make_worker: MakeWorker, heartbeat: HeartbeatFile | None = None) ->
 
 
 @contextlib.contextmanager
-def handled_signals(handlers: dict[int, Any]) -> Iterator[None]:
-    """Handle signals in this way for a while. For the main thread."""
+def handled_signals(handlers: dict[int, Any], *, to_the_end: bool = False) -> Iterator[None]:
+    """Handle signals in this way for a while. For the main thread.
+
+    With ``to_the_end`` the process ends afterwards, and what tells it to stop is ignored then: a
+    second signal must not kill a process that is about to end well.
+    """
     before = {signum: signal.signal(signum, handler) for signum, handler in handlers.items()}
     try:
         yield
     finally:
         for signum, handler in before.items():
+            if to_the_end and signum in STOP_SIGNALS:
+                # Not a handler: the end of the interpreter would put back the default.
+                handler = signal.SIG_IGN
             signal.signal(signum, signal.SIG_DFL if handler is None else handler)
 
 

@@ -238,6 +238,35 @@ def test_sigterm_under_load_loses_nothing_and_blames_nobody(project: Project, st
     assert store.dead() == []
 
 
+def test_a_second_signal_does_not_kill_what_is_about_to_end(
+    make_project: MakeProject,
+) -> None:
+    """It comes when the work is over, and the interpreter still has things to do."""
+    slow_exit = """
+    import atexit, pathlib, time
+    started_in = os.getpid()
+    def at_exit():
+        if os.getpid() != started_in:
+            return
+        pathlib.Path("exiting").touch()
+        end = time.monotonic() + 20
+        while not pathlib.Path("go").exists() and time.monotonic() < end:
+            time.sleep(0.005)
+    if os.environ.get("SLOW_EXIT") == str(os.getppid()):
+        atexit.register(at_exit)
+    """
+    project = make_project(tasks=slow_exit, env={"SLOW_EXIT": str(os.getpid())})
+    worker = project.worker("--shutdown-timeout", "5")
+    workers(worker, 1)
+    worker.send_signal(signal.SIGTERM)
+    wait_until((project.path / "exiting").exists, timeout=20)
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        worker.send_signal(signum)
+    project.touch("go")
+    assert worker.wait(20) == 0
+    assert "Traceback" not in project.log()
+
+
 def test_a_locked_dead_tasks_store_does_not_hold_up_a_stop(project: Project, store: Store) -> None:
     """C40: SIGTERM while a worker waits for the lock. The task is due again, not dead."""
     task_id = store.enqueue("die")

@@ -177,6 +177,7 @@ class Command(BaseCommand):
                 f"stopping; running tasks have {shutdown_timeout:g} s, "
                 "a second signal puts them back at once"
             ),
+            ends_process=from_command_line,
             control=control,
             watch_code=partial(autoreload.watch, autoreload.snapshot()) if reloads else None,
         )
