@@ -77,7 +77,7 @@ def _measure_backlog(directory: Path, options: argparse.Namespace) -> list[Targe
             began = time.monotonic()
             time.sleep(options.stretch)
             # On a slow or busy machine the stretch lasts until there is something to be measured.
-            while not (own := _rates(at for at in large.marks().values() if at >= began)):
+            while len(own := _rates(at for at in large.marks().values() if at >= began)) < 2:
                 if worker.process.poll() is not None:
                     break
                 time.sleep(0.05)
@@ -144,7 +144,7 @@ def _rates(times: Iterable[float]) -> list[float]:
 
 def _best(rates: list[float]) -> float:
     """What a tenth of the slices reaches: those that nothing disturbed."""
-    return statistics.quantiles(rates, n=10)[-1]
+    return statistics.quantiles(rates, n=10)[-1] if len(rates) > 1 else rates[0]
 
 
 # -- one delayed task beside many quick ones -----------------------------------------------------
