@@ -1,5 +1,7 @@
 """The directory of one test run outside pytest's own: made once, removed at the end.
 
+Of the processes that run the tests of one run side by side (pytest-xdist), each is a run here.
+
 A run that is killed cannot remove its directory: the next one does, for every directory that no
 living process holds. Merely importing the settings (as mypy's plugin for Django does, which leaves
 without running exit handlers) makes nothing.
@@ -21,9 +23,20 @@ NEW_SECONDS = 60.0
 """A directory this new may not be locked yet by the run that makes it."""
 
 
-def new_name() -> str:
-    """A path that nothing has; nothing is made."""
-    return os.path.join(tempfile.gettempdir(), f"{PREFIX}{os.getpid()}-{os.urandom(4).hex()}")
+def variable() -> str:
+    """The environment variable that names the directory to the processes that tests start.
+
+    Processes that run tests side by side inherit the environment of the one that started them;
+    theirs are other variables, so that they share no store and no database.
+    """
+    process = os.environ.get("PYTEST_XDIST_WORKER")
+    return "DEFERRED_TEST_BASE_DIR" + (f"_{process.upper()}" if process else "")
+
+
+def of_this_run() -> Path:
+    """The run's directory; the first caller names it. Nothing is made."""
+    name = f"{PREFIX}{os.getpid()}-{os.urandom(4).hex()}"
+    return Path(os.environ.setdefault(variable(), os.path.join(tempfile.gettempdir(), name)))
 
 
 def make(directory: Path) -> None:

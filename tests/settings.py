@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 from tests import scratch
@@ -11,8 +9,7 @@ from tests import scratch
 # A test that forgets to ask for a store of its own must not leave one in the repository. The run
 # makes the directory, which is its own (tests/conftest.py); processes that tests start find it in
 # the environment.
-os.environ.setdefault("DEFERRED_TEST_BASE_DIR", scratch.new_name())
-BASE_DIR = Path(os.environ["DEFERRED_TEST_BASE_DIR"])
+BASE_DIR = scratch.of_this_run()
 
 SECRET_KEY = "only-for-the-tests"
 DEBUG = False

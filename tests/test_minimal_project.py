@@ -36,8 +36,9 @@ def test_check_enqueue_drain_and_list(tmp_path: Path) -> None:
         assert json.loads(manage("deadtasks", "list", "--format", "json")) == []
         assert not project.storage.exists()  # neither command has a reason to make it
 
-        project.run("greet.enqueue('world', times=2); die.enqueue()")
-        project.run("greet.using(delay=600).enqueue('x')")
+        project.run(
+            "greet.enqueue('world', times=2); die.enqueue(); greet.using(delay=600).enqueue('x')"
+        )
         # The project's task module is in no installed app: it is imported by the tasks' names.
         project.drain()
         assert project.notes() == ["hello world hello world"]

@@ -186,7 +186,7 @@ REFUSED: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("func", "why"), REFUSED, ids=lambda value: str(value)[:30])
+@pytest.mark.parametrize(("func", "why"), REFUSED, ids=[why[:30] for _, why in REFUSED])
 def test_what_cannot_be_a_task_is_refused_with_the_reason(func: Any, why: str) -> None:
     """C50."""
     with pytest.raises(TypeError, match=why) as caught:

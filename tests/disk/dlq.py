@@ -10,6 +10,7 @@ from typing import Any
 
 from deferred_django.backends.disk import dead_tasks_file, descriptors, files
 from deferred_django.backends.disk.dead_tasks_storage import DeadTasksStorage
+from tests.support import wait_until
 
 PREFIX = "d-"
 
@@ -78,8 +79,11 @@ def take_all(store: DeadTasksStorage, ids: Iterable[str]) -> list[tuple[str, byt
 def assert_at_rest(path: Path, *, stale_temp: bool = False) -> None:
     """No descriptor is open, both locks are free, and no temp file is left (but a stale one)."""
     inside = str(path) + os.sep
-    left = [name for name in descriptors.open_descriptors().values() if name.startswith(inside)]
-    assert not left
+
+    def nothing_is_open() -> bool:
+        return not any(name.startswith(inside) for name in descriptors.open_descriptors().values())
+
+    wait_until(nothing_is_open)  # a thread that waited for a lock may just be letting go
     temps = [name for name in path.glob("*") if name.suffix == ".tmp"]
     assert stale_temp or not temps
     for lock in (lock_file(path), removal_lock_file(path)):

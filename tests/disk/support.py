@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import signal
+import stat
 import sys
 import threading
 import traceback
@@ -93,6 +95,19 @@ def in_child(function: Callable[[], Any], *, kill: bool = True) -> None:
     status = os.waitpid(pid, 0)[1]
     expected = -signal.SIGKILL if kill else 0
     assert os.waitstatus_to_exitcode(status) == expected
+
+
+def let_others_in(directory: Path, permissions: int = 0o111) -> None:
+    """Let other users pass through a test's directory, and those that pytest keeps it in.
+
+    Of those there is one more where tests run side by side. What another user needs of a library
+    that it may not read is loaded.
+    """
+    for name in ("latin-1", "ascii"):
+        codecs.lookup(name)
+    levels = 2 + ("PYTEST_XDIST_WORKER" in os.environ)
+    for each in (directory, *directory.parents[:levels]):
+        each.chmod(stat.S_IMODE(each.stat().st_mode) | permissions)
 
 
 class Gate:

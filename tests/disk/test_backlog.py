@@ -450,7 +450,7 @@ def test_a_pending_task_takes_little_memory(opener: Opener, at: float) -> None:
 
 def test_a_far_delayed_task_keeps_no_space(opener: Opener, store: Path) -> None:
     """Beside it thousands come and go: what is left is a segment of its size."""
-    producer, worker = opener(fsync_frequency=600), opener()
+    producer, worker = opener(fsync_frequency=600), opener(fsync_frequency=600)  # no timer
     producer._writer.rotate_bytes = 100_000
     producer._writer.reset()
     late = add(producer, b"late", publish_at=FUTURE)

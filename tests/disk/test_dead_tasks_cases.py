@@ -33,7 +33,7 @@ from tests.disk.dlq import (
     take_all,
     temp_file,
 )
-from tests.disk.support import in_child
+from tests.disk.support import in_child, let_others_in
 
 IS_ROOT = os.geteuid() == 0
 needs_root = pytest.mark.skipif(not IS_ROOT, reason="only root may give files to others")
@@ -235,8 +235,7 @@ def become(user: int, groups: list[int]) -> None:
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store of user 2001 that group 3000 may write: its directory hands the group on."""
     base = tmp_path_factory.mktemp("shared")
-    for parent in (base, base.parent, base.parent.parent):
-        parent.chmod(0o755)
+    let_others_in(base, 0o555)
     path = base / "store"
     path.mkdir()
     os.chown(path, 2001, 3000)
@@ -331,12 +330,10 @@ def test_reading_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
     lock_file(path).unlink()
     data_file(path).chmod(0o444)
     path.chmod(0o555)
-    tmp_path.chmod(0o755)
 
     def read() -> None:
         if IS_ROOT:
-            for parent in (tmp_path.parent, tmp_path.parent.parent):
-                parent.chmod(0o755)
+            let_others_in(tmp_path, 0o555)
             become(2001, [2001])
         store = open_store(path)
         assert names(store) == ["b", "a"]

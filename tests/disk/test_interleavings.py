@@ -27,6 +27,7 @@ from tests.disk.support import (
     add,
     claim,
     in_child,
+    let_others_in,
     only_segment,
     open_storage,
     run_all,
@@ -176,8 +177,7 @@ def test_a_root_shell_enqueues_for_the_worker_of_another_user(
 ) -> None:
     """R16, to its end: a user of no privileges runs the tasks and keeps both stores."""
     base = tmp_path_factory.mktemp("shared")
-    for parent in (base, base.parent, base.parent.parent):
-        parent.chmod(0o755)
+    let_others_in(base, 0o555)
     path = base / "store"
     path.mkdir(mode=0o700)
     os.chown(path, 12345, 12345)

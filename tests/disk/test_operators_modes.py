@@ -5,7 +5,6 @@ The outcomes are those of the table in ``docs/operations.md``.
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import ctypes
 import errno
@@ -21,7 +20,16 @@ from deferred_django.backends.base import BackendConfig
 from deferred_django.backends.disk.backend import DiskBackend
 from deferred_django.backends.disk.tasks_storage import TasksStorage
 from tests.disk.dlq import data_file, names, open_store, record
-from tests.disk.support import FUTURE, add, claim, in_child, only_segment, open_storage, run_all
+from tests.disk.support import (
+    FUTURE,
+    add,
+    claim,
+    in_child,
+    let_others_in,
+    only_segment,
+    open_storage,
+    run_all,
+)
 from tests.support import wait_until
 
 IS_ROOT = os.geteuid() == 0
@@ -45,10 +53,7 @@ def as_user(path: Path, function: Callable[[], None]) -> None:
     """Run it in a child that is no root and owns ``path``; :func:`operator` makes it root."""
     path.mkdir(mode=0o700)
     if IS_ROOT:
-        for name in ("latin-1", "ascii"):
-            codecs.lookup(name)  # while the library may be read
-        for parent in (path.parent, path.parent.parent, path.parent.parent.parent):
-            parent.chmod(parent.stat().st_mode | 0o111)
+        let_others_in(path.parent)
         os.chown(path, USER, USER)
 
     def run() -> None:

@@ -28,7 +28,7 @@ from tests.harness import Project, children_of, is_alive
 from tests.support import wait_until
 
 ERRORS = (errno.EIO, errno.EMFILE, errno.ESTALE, errno.EDQUOT)
-MOST_LINES, LINES_A_SECOND = 12, 2
+MOST_LINES, LINES_A_SECOND = 10, 1
 """So many lines of warning are logged at most when a fault begins and ends, and while it lasts."""
 MOST_SEGMENTS = 8
 SOON = 30.0

@@ -69,17 +69,19 @@ def ran(project: Project) -> list[str]:
 def test_a_preforking_web_server(project: Project) -> None:
     """gunicorn --preload with four workers, all enqueueing; the master did so before it forked."""
     (project.path / "wsgi.py").write_text(WSGI)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = ["gunicorn", "--preload", "-w", "4", "-b", f"127.0.0.1:{port}", "wsgi:application"]
-    server = subprocess.Popen(
-        [sys.executable, "-m", *command],
-        cwd=project.path,
-        env=project.env,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    with socket.socket() as listener:  # nobody else gets the port before the server has it
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        bind = f"fd://{listener.fileno()}"
+        command = ["gunicorn", "--preload", "-w", "4", "-b", bind, "wsgi:application"]
+        server = subprocess.Popen(
+            [sys.executable, "-m", *command],
+            cwd=project.path,
+            env=project.env,
+            pass_fds=[listener.fileno()],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
     try:
 
         def get(name: str) -> list[str]:

@@ -27,7 +27,7 @@ def test_an_idle_worker_runs_what_a_slow_task_holds_up_elsewhere(
         add(first, tasks.note, number)
     slow = Running(Queue(first), threads=1)
     # As after a burst of short tasks: all are claimed in advance.
-    slow.worker._prefetch._sampled_at = time.monotonic()
+    slow.worker._prefetch._not_before = time.monotonic() + 60  # however slow the machine is
     slow.worker._prefetch.number, slow.worker._pool.low_mark = 50, 25
     with slow:
         wait_until(lambda: ("begun", "slow") in tasks.ran)

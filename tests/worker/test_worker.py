@@ -91,7 +91,7 @@ def test_claims_that_no_thread_begins_with_are_let_go(queue: Queue, backend: Mem
         add(backend, tasks.note, number)
     slow = Running(queue)
     # As after a burst of short tasks: many are claimed in advance.
-    slow.worker._prefetch._sampled_at = time.monotonic()
+    slow.worker._prefetch._not_before = time.monotonic() + 60  # however slow the machine is
     slow.worker._prefetch.number, slow.worker._pool.low_mark = 48, 24
     with slow:
         wait_until(lambda: begun("a") and begun("b"))
@@ -113,7 +113,7 @@ def test_what_was_let_go_is_not_claimed_in_advance_again_at_once(
         add(backend, tasks.wait_for, name)
     waiting = [add(backend, tasks.note, number) for number in range(3)]
     slow = Running(queue)
-    slow.worker._prefetch._sampled_at = time.monotonic()
+    slow.worker._prefetch._not_before = time.monotonic() + 60  # however slow the machine is
     slow.worker._prefetch.number = 3
     with slow:
         wait_until(lambda: len(backend.calls.of("release_task")) == 3)
