@@ -412,3 +412,26 @@ def test_a_task_whose_code_is_gone_waits_for_it(make_project: MakeProject) -> No
     worker.terminate()
     assert stopped(worker, within=5)
     store.backend.close()
+
+
+def test_several_processes_from_a_thread_of_another_program(project: Project, store: Store) -> None:
+    """It has no signal handlers there, and its children have theirs."""
+    for number in range(20):
+        store.enqueue("hello", number)
+    done = project.run(
+        """
+        import signal, threading
+        from django.core.management import call_command
+        before = signal.getsignal(signal.SIGTERM)
+        thread = threading.Thread(
+            target=lambda: call_command("deferred_worker", drain=True, processes=2)
+        )
+        thread.start()
+        thread.join(50)
+        assert not thread.is_alive()
+        assert signal.getsignal(signal.SIGTERM) is before
+        """
+    )
+    assert "stopped" in done.stdout
+    assert len(project.notes()) == 20
+    assert store.pending() == 0
