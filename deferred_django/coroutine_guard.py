@@ -34,11 +34,11 @@ class CoroutineGuard(Guard):
         self._cancelled = False
         self._was_at: TracebackType | None = None
 
-    def interrupt(self) -> None:
+    def interrupt(self) -> bool:
         """Have the coroutine cancelled, unless it has ended."""
-        self.interrupted = True
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._cancel)
+        return True
 
     def _cancel(self) -> None:
         # The task is suspended, and as the coroutine has not ended it is so inside of it: there,

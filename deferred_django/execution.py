@@ -90,7 +90,7 @@ def execute(
     )
     limit = None
     if task.timeout is not None:
-        limit = TimeLimit(task.timeout, hold.on_stuck)
+        limit = TimeLimit(task.timeout, hold.on_stuck, hold.board, claim.id)
         hold.limited = LimitedAttempt(task, context, current, limit)
     try:
         with hold:

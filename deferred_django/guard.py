@@ -14,6 +14,8 @@ from deferred_django.exceptions import TaskTimeout
 GRACE_SECONDS = 5.0
 """How long a function has to end after it was interrupted; then it is stuck."""
 
+SOON_SECONDS = 0.001
+
 
 class Guard(Deadline):
     """Ends one call of a function in time. Of use once."""
@@ -37,8 +39,8 @@ class Guard(Deadline):
         if self.interrupted:
             self._on_stuck()
             return None
-        self.interrupt()
-        return time.monotonic() + GRACE_SECONDS
+        self.interrupted = self.interrupt()
+        return time.monotonic() + (GRACE_SECONDS if self.interrupted else SOON_SECONDS)
 
     def caused_by(self, error: BaseException) -> TaskTimeout:
         """The failure of a function that has made another exception of it."""
@@ -51,8 +53,8 @@ class Guard(Deadline):
         return timeout
 
     @abc.abstractmethod
-    def interrupt(self) -> None:
-        """Have the function end, unless it has."""
+    def interrupt(self) -> bool:
+        """Have the function end, and say so; ``False`` if it has ended, or not begun yet."""
 
     @abc.abstractmethod
     def where(self) -> TracebackType | None:

@@ -11,6 +11,7 @@ from types import TracebackType
 from deferred_django.backends.base import ClaimedTask, RunningTask
 from deferred_django.context import TaskContext
 from deferred_django.current import CurrentTask
+from deferred_django.limits_board import BoardSlot
 from deferred_django.queue import Guard
 from deferred_django.task import DeferredTask
 from deferred_django.time_limit import TimeLimit
@@ -45,6 +46,7 @@ class Hold:
         "_told",
         "abandoned",
         "begun",
+        "board",
         "claim",
         "ending",
         "limited",
@@ -67,6 +69,8 @@ class Hold:
         """The claim that :meth:`abandon` returned."""
         self.ending: Guard = _Ending(self)
         """Entered around the call that lets go of the claim."""
+        self.board: BoardSlot | None = None
+        """Where a supervisor sees the time limits of what runs."""
         self.limited: LimitedAttempt | None = None
         """What runs, if it has a time limit."""
         self.on_stuck: Callable[[], object] | None = None

@@ -42,7 +42,7 @@ def end_overdue(
     ``hold`` is the calling thread's; without one, an error of the store is raised.
     """
     error = limited.limit.error()
-    wait = _decide(limited.current, error)
+    wait = decide(limited.current, error)
     if wait is not None:
         wait = max(wait, SHORTEST_WAIT)
     hold = hold or Hold()
@@ -129,7 +129,8 @@ def _log(hold: Hold, what: str) -> None:
         logs.task_stuck(limited.context.task, limited.current.id, limited.limit.seconds, what)
 
 
-def _decide(current: CurrentTask, error: BaseException) -> float | None:
+def decide(current: CurrentTask, error: BaseException) -> float | None:
+    """What the retry policy says, in a bounded time."""
     answers: list[float | None] = []
 
     def ask() -> None:

@@ -18,6 +18,7 @@ from deferred_django import connections
 from deferred_django.backends.base import ClaimedTask, RunningTask
 from deferred_django.bell import Bell
 from deferred_django.hold import Abandoned, Hold
+from deferred_django.limits_board import BoardSlot
 
 logger = logging.getLogger("deferred_django")
 
@@ -85,10 +86,14 @@ class Pool:
             self._start(slot, f"deferred-{number}", None)
 
     def _start(self, slot: _Slot, name: str, first: Callable[[], object] | None) -> None:
-        slot.thread = threading.Thread(
-            target=self._work, args=(slot, first), name=name, daemon=True
-        )
-        slot.thread.start()
+        thread = threading.Thread(target=self._work, args=(slot, first), name=name, daemon=True)
+        slot.thread = thread
+        thread.start()
+
+    def show_limits(self, slot_of: Callable[[int], BoardSlot | None]) -> None:
+        """Have a supervisor see the time limits of what runs; before :meth:`start`."""
+        for number, slot in enumerate(self._slots):
+            slot.hold.board = slot_of(number)
 
     # -- for the one thread that feeds the pool --------------------------------------------------
 
@@ -197,11 +202,8 @@ class Pool:
         return sum([thread.is_alive() for thread in self._left_behind])
 
     def leave_behind(self, work_off: Callable[[Hold, Hold], object]) -> None:
-        """Put new threads in the place of those that are stuck.
-
-        ``work_off(old hold, new hold)`` is the first thing that the new thread does, in place of
-        the work on the claim.
-        """
+        """Put new threads in the place of those that are stuck. The first thing that each does is
+        ``work_off(old hold, new hold)``, in place of the work on the claim."""
         for number, old in enumerate(self._slots):
             if old.thread is None or not old.hold.is_stuck or old.hold.abandon(0.0) is None:
                 continue

@@ -7,6 +7,7 @@ stay in its session and process group.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import signal
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from deferred_django import connections
+from deferred_django.frozen import FrozenProcesses
 from deferred_django.heartbeat_file import HeartbeatFile
 from deferred_django.housekeeping import tell
 from deferred_django.signals import worker_lost
@@ -90,6 +92,7 @@ class Supervisor:
         self._orders = StopOrders(control, to_the_end=ends_process)
         self._watch_code = watch_code
         self._children = [_Child(number) for number in range(processes)]
+        self._frozen = FrozenProcesses(processes)
         self._told = 0
         self._kill_at: float | None = None
 
@@ -110,6 +113,7 @@ class Supervisor:
                     self._start_due()
                     self._wait()
                     self._reap()
+                    self._frozen.look(self._children)
                     self._update_heartbeat()
         finally:
             for child in self._children:  # an end of the pipe stops a worker at once
@@ -164,6 +168,7 @@ class Supervisor:
             with contextlib.suppress(OSError, AttributeError):  # nobody reads it; it is closed
                 stream.flush()
         child.started_at = time.monotonic()
+        self._frozen.board.clear(child.number)
         control = pid = -1
         # A signal to all processes must not meet a child that still has this one's handlers.
         unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
@@ -185,7 +190,8 @@ class Supervisor:
                 self._become_child()
                 heartbeat = self._heartbeat
                 beater = None if heartbeat is None else heartbeat.beater(child.number)
-                run_child(self._make_worker, control, beater, unblocked)
+                limits_slot = functools.partial(self._frozen.board.slot, child.number)
+                run_child(self._make_worker, control, beater, limits_slot, unblocked)
             finally:
                 leave(1)
         os.close(control)
@@ -214,7 +220,8 @@ class Supervisor:
         pid = child.pid
         self._forget(child)
         child.pid = None
-        lost = code not in (EXIT_ENDED, EXIT_RECYCLED)
+        lost = code not in (EXIT_ENDED, EXIT_RECYCLED) and pid not in self._frozen.killed
+        self._frozen.killed.discard(pid or 0)
         if self._told or (self._drain and code == EXIT_ENDED):
             child.done = True
         elif lost:
@@ -242,7 +249,7 @@ class Supervisor:
             child.control = -1
 
     def _wait(self) -> None:
-        seconds = self._orders.longest_wait
+        seconds = min(self._orders.longest_wait, self._frozen.seconds_to_next(self._children))
         now = time.monotonic()
         moments = [child.start_at for child in self._children if not child.pid and not child.done]
         if self._kill_at is not None:

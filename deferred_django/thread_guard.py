@@ -9,6 +9,7 @@ until the exception is on its way and takes it back; should it be raised just th
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable
@@ -35,7 +36,7 @@ class _Raised(TaskTimeout):
 class ThreadGuard(Guard):
     """For a function that runs in a thread."""
 
-    __slots__ = ("_first", "_sent", "_thread_id", "kind", "raised")
+    __slots__ = ("_armed", "_first", "_sent", "_thread_id", "kind", "raised")
 
     def __init__(self, at: float, message: str, on_stuck: Callable[[], object]) -> None:
         super().__init__(at, message, on_stuck)
@@ -43,17 +44,21 @@ class ThreadGuard(Guard):
         self.raised: _Raised | None = None
         """What was raised in the thread. Of what C code swallows, Python 3.11 makes none."""
         self._thread_id = threading.get_ident()
+        self._armed = False
         self._first: dict[None, str] = {}
         self._sent = False
 
-    def interrupt(self) -> None:
-        """Have ``TaskTimeout`` raised, unless the function has ended."""
+    def interrupt(self) -> bool:
+        """Have ``TaskTimeout`` raised, unless the function has ended or not begun."""
+        if not self._armed:
+            return False
         namespace = {"guard": self, "__module__": TaskTimeout.__module__}
         self.kind = type(TaskTimeout.__name__, (_Raised,), namespace)
-        if self._first.setdefault(None, _INTERRUPTED) is _INTERRUPTED:
-            self.interrupted = True
-            thread_exceptions.raise_in(self._thread_id, self.kind)
-            self._sent = True
+        if self._first.setdefault(None, _INTERRUPTED) is not _INTERRUPTED:
+            return False
+        thread_exceptions.raise_in(self._thread_id, self.kind)
+        self._sent = True
+        return True
 
     def run(
         self, func: Callable[..., object], args: Any, kwargs: Any
@@ -62,12 +67,14 @@ class ThreadGuard(Guard):
         result: object = None
         error: BaseException | None = None
         inside: _Raised | None = None
-        called = False
+        # From the arming to the function's own frame nothing is allocated: what is could have the
+        # garbage collector run a finalizer, and the exception raised in there.
+        call = functools.partial(func, *args, **kwargs)
         try:
             try:
                 self._timer.add(self)
-                called = True
-                result = func(*args, **kwargs)
+                self._armed = True
+                result = call()
             except BaseException as raised:
                 error = raised
             inside = self.raised
@@ -87,7 +94,7 @@ class ThreadGuard(Guard):
         if error is not inside:  # caught by the function, which may have raised another
             return None, self.caused_by(error) if error is not None else _made_plain(inside)
         where = inside.__traceback__
-        if called and where is not None and where.tb_next is None:
+        if where is not None and where.tb_next is None:
             return result, None  # after the function's last line and before the next of this one
         return None, _made_plain(inside)
 

@@ -16,21 +16,31 @@ from deferred_django import deadlines, guard
 from deferred_django.coroutine_guard import CoroutineGuard
 from deferred_django.exceptions import TaskTimeout
 from deferred_django.guard import Guard
+from deferred_django.limits_board import BoardSlot
 from deferred_django.thread_guard import ThreadGuard
 
 
 class TimeLimit:
     """The limit of one attempt. It counts from the first call of the function."""
 
-    __slots__ = ("_at", "_guard", "_on_stuck", "seconds", "stuck")
+    __slots__ = ("_at", "_board", "_guard", "_on_stuck", "_task_id", "seconds", "stuck")
 
-    def __init__(self, seconds: float, on_stuck: Callable[[], object] | None = None) -> None:
+    def __init__(
+        self,
+        seconds: float,
+        on_stuck: Callable[[], object] | None = None,
+        board: BoardSlot | None = None,
+        task_id: str = "",
+    ) -> None:
         """``on_stuck`` is called by the timer's thread, which must not wait, if the function does
-        not end though it was interrupted. ``RuntimeError`` if there can be no further thread."""
+        not end though it was interrupted. The ``board`` shows the limit of that task to the
+        supervisor. ``RuntimeError`` if there can be no further thread."""
         self.seconds = seconds
         self.stuck = False
         """It did not end in the time that it had after the limit."""
         self._on_stuck = on_stuck
+        self._board = board
+        self._task_id = task_id
         self._at: float | None = None
         self._guard: Guard | None = None
         deadlines.process_timer().start()
@@ -47,7 +57,10 @@ class TimeLimit:
         """Call the function in this thread; return its result and what it raised."""
         guarded = ThreadGuard(self._begin(), self.message, self._is_stuck)
         self._guard = guarded
-        return guarded.run(func, args, kwargs)
+        try:
+            return guarded.run(func, args, kwargs)
+        finally:
+            self._end()
 
     async def wait_for(
         self, func: Callable[..., Awaitable[object]], args: Any, kwargs: Any
@@ -55,7 +68,10 @@ class TimeLimit:
         """Await what the function returns; raise what it raised."""
         guarded = CoroutineGuard(self._begin(), self.message, self._is_stuck)
         self._guard = guarded
-        await guarded.run(func, args, kwargs)
+        try:
+            await guarded.run(func, args, kwargs)
+        finally:
+            self._end()
 
     def elapsed(self) -> float:
         """Seconds since the first call of the function; 0 before it."""
@@ -80,9 +96,17 @@ class TimeLimit:
     def _begin(self) -> float:
         if self._at is None:
             self._at = time.monotonic() + self.seconds
+        if self._board is not None:
+            self._board.begin(self._at, self._task_id)
         return self._at
+
+    def _end(self) -> None:
+        if self._board is not None and not self.stuck:  # then it may be another's by now
+            self._board.end()
 
     def _is_stuck(self) -> None:
         self.stuck = True
+        if self._board is not None:
+            self._board.end()
         if self._on_stuck is not None:
             self._on_stuck()

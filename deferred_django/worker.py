@@ -19,6 +19,7 @@ from deferred_django.execution import Outcome, execute
 from deferred_django.fetcher_waits import FetcherWaits
 from deferred_django.hold import Abandoned, Hold
 from deferred_django.housekeeping import Housekeeper, close_for_async, tell
+from deferred_django.limits_board import BoardSlot
 from deferred_django.pool import Pool
 from deferred_django.prefetch import Prefetch
 from deferred_django.pulse import Pulse
@@ -84,6 +85,10 @@ class Worker:
         """Ends the process whatever its threads do; ``None`` where no other takes its place."""
         self.left_running = 0
         """After :meth:`run`: how many tasks were cut off and still run on daemon threads."""
+
+    def show_limits(self, slot_of: Callable[[int], BoardSlot | None]) -> None:
+        """Have a supervisor see the time limits of what runs; before :meth:`run`."""
+        self._pool.show_limits(slot_of)
 
     def request_stop(self, *, now: bool = False) -> None:
         """Stop: begin nothing more, finish what runs, within the shutdown timeout.

@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 from deferred_django import registry
 from deferred_django.heartbeat_file import HeartbeatFile
+from deferred_django.limits_board import BoardSlot
 from deferred_django.recycling import RECYCLED
 from deferred_django.worker import Worker
 
@@ -47,12 +48,14 @@ def run_child(
     make_worker: MakeWorker,
     control: int,
     on_beat: Callable[[float], None] | None = None,
+    limits_slot: Callable[[int], BoardSlot | None] | None = None,
     signal_mask: Iterable[int] | None = None,
 ) -> NoReturn:
     """Be a worker process: called in a forked child, never returns.
 
     ``control`` is the reading end of the supervisor's pipe, ``on_beat`` is called at each round
-    of the worker's fetcher. ``signal_mask`` is set once there are handlers for the signals that
+    of the worker's fetcher, ``limits_slot`` tells where a thread shows its time limits.
+    ``signal_mask`` is set once there are handlers for the signals that
     the supervisor has blocked.
     """
     code = 1
@@ -63,6 +66,8 @@ def run_child(
             sys.modules["numpy"].random.seed()
         worker = make_worker()
         worker.pulse.on_beat = on_beat
+        if limits_slot is not None:
+            worker.show_limits(limits_slot)
         worker.end_process = functools.partial(os._exit, EXIT_RECYCLED)
         _set_child_signals(worker)
         if signal_mask is not None:

@@ -12,7 +12,7 @@ from tests.support import run_python
 LAYERS = (
     # The lowest first. A module imports from its own layer (never in a circle) and those before.
     ("__init__", "bell", "exceptions", "forks", "ids", "nesting"),
-    ("deadlines", "stacks", "thread_exceptions"),
+    ("deadlines", "limits_board", "stacks", "thread_exceptions"),
     ("coroutine_guard", "guard", "thread_guard", "time_limit"),
     ("backends", "backends.failures", "backends.schedule", "backends.values"),
     ("backends.base",),
@@ -48,7 +48,7 @@ LAYERS = (
     ),
     ("attempt", "attempt_middleware", "connections", "event_loop", "execution", "hold"),
     ("scheduler",),
-    ("housekeeping", "local", "overdue", "pool"),
+    ("frozen", "housekeeping", "local", "overdue", "pool"),
     ("fetcher_waits", "prefetch", "pulse", "quarantine", "recycling"),
     ("heartbeat_file", "worker", "worker_process"),
     ("autoreload", "stop_orders"),

@@ -188,6 +188,14 @@ class Backend(ScheduleStore, abc.ABC):
         be stopped never runs beside the task's next run.
         """
 
+    def forgive_crash(self, claim: ClaimedTask) -> None:
+        """Put the claimed task back; its last run, under which a worker died, does not count.
+
+        For a worker that was killed for another's sake. A backend that counts no crashes needs
+        none of its own.
+        """
+        self.release_task(claim)
+
     @abc.abstractmethod
     def sync(self) -> None:
         """Make all that this process has written to the store durable before returning."""

@@ -22,6 +22,8 @@ class Aim(threading.local):
     started = 0.0
     """When (monotonic) the thread's last task began."""
     step = 0.00002
+    in_finalizer = False
+    """Whether the exception was raised in one that the interpreter ran inside of the function."""
 
     def missed(self, *, too_long: bool) -> None:
         """Come nearer to the moment at which half of the tasks are interrupted."""

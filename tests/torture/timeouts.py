@@ -45,12 +45,12 @@ class Books(logging.Handler):
         """An exception in a finalizer, which may run in the middle of a task's function."""
         from tests.torture import limited
 
-        if any(
-            frame.f_code.co_filename == limited.__file__ for frame, _ in traceback.walk_stack(None)
-        ):
-            self.counts["met in a finalizer inside a function"] += 1
+        stack = traceback.extract_stack()
+        if any(frame.filename == limited.__file__ for frame in stack):
+            limited.aim.in_finalizer = True
         else:
-            self.note(f"unraisable: {args.exc_type} in {args.object!r}")
+            where = [f"{frame.name}:{frame.lineno}" for frame in stack[-6:]]
+            self.note(f"unraisable: {args.exc_type} in {args.object!r}, {where}")
 
     def note(self, what: str) -> None:
         """Take note of something that should not have happened."""
@@ -131,6 +131,7 @@ def run_one(queue: Any, books: Books, task: Any) -> None:
     from tests.torture import limited
 
     queue.failure = None
+    limited.aim.in_finalizer = False
     began = time.monotonic()
     claim = ClaimedTask("1-1-a-1", TaskContext.build(task.name, (), {}).to_bytes(), 0.0, "a", 0)
     try:
@@ -154,6 +155,8 @@ def run_one(queue: Any, books: Books, task: Any) -> None:
             books.note(f"{task.name}: timed out after {late:.6f} s")
         if not task.is_async and limited.aim.started < began:
             books.counts["timed out before the function's first line"] += 1
+        elif limited.aim.in_finalizer:  # the function went on, and ended
+            books.counts["timed out, met in a finalizer"] += 1
         elif failure.__cause__ is None and (
             where is None or where.tb_frame.f_code.co_filename != limited.__file__
         ):

@@ -90,6 +90,18 @@ async def async_slow(name):
     note("ended", name)
 """
 
+FREEZING = f"""
+import deferred_django.frozen
+
+deferred_django.frozen.FROZEN_SECONDS = {GRACE}
+deferred_django.frozen.LOOK_SECONDS = {GRACE} / 2
+
+@deferred(timeout=0.2, max_retries=0)
+def keeps_the_interpreter():
+    note("begun stuck", os.getpid())
+    sum(range(10**12))
+"""
+
 STUCK = ["swallows", "refuses", "blocks_the_loop"]
 
 
@@ -146,6 +158,7 @@ def test_a_stuck_task_dies_and_its_neighbours_run_elsewhere(
     assert project.log().count("does not react to its timeout of 0.2 s") == 1
     assert "TaskTimeout" in project.log()
     assert "another one takes its place" not in project.log()
+    assert "frozen" not in project.log()
     worker.terminate()
     assert stopped(worker, within=5)
     assert store.pending() == 0
@@ -191,6 +204,36 @@ def test_a_retry_starts_when_the_old_process_is_gone(project: Project, store: St
     assert store.dead() == [("app.tasks.blocked_socket", "TaskTimeout")]
     (dead,) = store.backend.list_dead_tasks()
     assert dead["attempts"] == 2
+
+
+def test_a_task_that_freezes_its_process(project: Project, store: Store) -> None:
+    """Its process can do nothing about it; the supervisor has it killed, and nobody is blamed."""
+    project.write_tasks(TASKS + FREEZING)
+    neighbour = store.enqueue("slow", "neighbour")
+    worker = project.worker("--processes", "1")
+    first = int(note_of(project, "begun neighbour").split()[2])
+    wait_until(
+        lambda: (
+            [task.id for w in store.backend.status().workers for task in w.running] == [neighbour]
+        ),
+        timeout=20,
+    )
+    store.enqueue("keeps_the_interpreter")
+    note_of(project, "begun stuck")
+    wait_until(store.dead, timeout=20)
+    assert store.dead() == [("app.tasks.keeps_the_interpreter", "TaskTimeout")]
+    assert not is_alive(first)
+    wait_until(lambda: len(project.notes()) == 3, timeout=20)
+    wait_until(lambda: len(children_of(worker.pid)) == 1)
+    (second,) = children_of(worker.pid)
+    assert project.notes()[2] == f"begun neighbour {second}"
+    os.kill(second, signal.SIGKILL)  # the first that counts
+    os.kill(worker.pid, signal.SIGSTOP)
+    claim = store.claim()
+    assert (claim.id, claim.crashes) == (neighbour, 1)
+    store.queue.release(claim)
+    assert "is frozen by C code" in project.log()
+    assert "another one takes its place" not in project.log()
 
 
 @pytest.mark.parametrize("signals", [1, 2])

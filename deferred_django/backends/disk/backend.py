@@ -128,6 +128,10 @@ class DiskBackend(Backend):
         if not hold:
             claim.handle = None
 
+    def forgive_crash(self, claim: ClaimedTask) -> None:
+        self.tasks.forgive(_held(claim))
+        claim.handle = None
+
     def sync(self) -> None:
         self.tasks.sync()
 

@@ -248,6 +248,11 @@ class TasksStorage:
             with self._mutex:
                 self._claims.put_back(entry, _now_ms())
 
+    def forgive(self, entry: Entry) -> None:
+        """Put the task back; the last run, if a worker died under it, does not count."""
+        entry.started = bool(entry.runs)
+        self.release(entry, hold=False)
+
     def _append(self, entry: Entry, record: bytes) -> None:
         self._appends.append(entry.segment, record)  # the claim keeps the descriptor open
         self._syncer.soon()
