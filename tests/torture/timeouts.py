@@ -48,6 +48,10 @@ class Books(logging.Handler):
         stack = traceback.extract_stack()
         if any(frame.filename == limited.__file__ for frame in stack):
             limited.aim.in_finalizer = True
+        elif stack[-2].line == "result = call()":
+            # The garbage collector came while the function's frame was on its way out.
+            self.counts["met in a finalizer as the function ended"] += 1
+            limited.aim.in_finalizer = True
         else:
             where = [f"{frame.name}:{frame.lineno}" for frame in stack[-6:]]
             self.note(f"unraisable: {args.exc_type} in {args.object!r}, {where}")
