@@ -6,13 +6,28 @@ What becomes of tasks and workers is told by signals, and logged in
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
+import traceback
+from typing import Any
 
 from deferred_django.backends import failures
 
-logger = logging.getLogger("deferred_django")
+
+class _Careful(logging.LoggerAdapter[logging.Logger]):
+    """Lets nothing through that a handler raises: the work would lose the outcome of a task."""
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        try:
+            super().log(level, msg, *args, **kwargs)
+        except Exception:
+            with contextlib.suppress(Exception):  # as logging does for handlers that let it
+                traceback.print_exc()
+
+
+logger = _Careful(logging.getLogger("deferred_django"), {})
 
 REPEAT_SECONDS = 10.0
 """A condition that lasts (a full disk) is logged once in so many seconds."""

@@ -8,8 +8,6 @@ they are told of has been written. What they raise is logged and harms neither t
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
 import socket
 import traceback
@@ -19,9 +17,7 @@ from typing import Any, Final
 
 from django.dispatch import Signal, dispatcher
 
-from deferred_django import naming
-
-logger = logging.getLogger("deferred_django")
+from deferred_django import logs, naming
 
 
 class EventSignal(Signal):
@@ -68,13 +64,8 @@ class EventSignal(Signal):
     def _log_robust_failure(self, receiver: object, error: BaseException) -> None:
         # Called by Django too, whose own fails for a receiver without a __qualname__.
         name = _name_in(error) if receiver is None else getattr(receiver, "__qualname__", receiver)
-        try:
-            logger.error(
-                "The receiver %s of the signal %s failed.", name, self.name, exc_info=error
-            )
-        except Exception:  # the receiver was the log's, and its handler fails
-            with contextlib.suppress(Exception):
-                traceback.print_exc()
+        message = "The receiver %s of the signal %s failed."
+        logs.logger.error(message, name, self.name, exc_info=error)
 
 
 def _name_in(error: BaseException) -> str:

@@ -12,7 +12,7 @@ from django.core import mail
 from django.test import override_settings
 from django.utils.log import AdminEmailHandler
 
-from deferred_django import event_log, event_loop, signals
+from deferred_django import event_log, event_loop, logs, signals
 from deferred_django.execution import execute
 from deferred_django.housekeeping import tell
 from deferred_django.queue import Queue
@@ -156,6 +156,7 @@ def test_a_handler_that_fails_harms_no_task(queue: Queue, backend: MemoryBackend
         add(backend, tasks.fail_strangely, "ValueError")
         add(backend, tasks.note, "next")
         run_all(queue)
+        logs.store_error("Trying it", OSError("once more"))
     finally:
         logger.removeHandler(handler)
     assert tasks.ran == ["next"]

@@ -259,6 +259,18 @@ def test_context_variables_reach_the_task(
     assert middleware.seen.count(("tenant at the end", "acme")) == 20
 
 
+@deferred
+async def become() -> None:
+    middleware.tenant.set("another")
+
+
+def test_what_an_async_task_sets_is_its_own(use: Any) -> None:
+    use(enqueue=("carry_tenant",), perform=("as_tenant",))
+    become.enqueue()
+    run_enqueued()
+    assert middleware.seen == [("tenant at the end", "nobody")]
+
+
 @pytest.mark.django_db(transaction=True)
 def test_it_is_entered_before_the_arguments_are_read(use: Any) -> None:
     use(perform=("outer",))

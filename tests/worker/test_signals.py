@@ -373,6 +373,21 @@ def test_what_receivers_of_an_enqueue_raise(
     assert len(backend.tasks) == 2
 
 
+def test_the_error_of_one_receiver_keeps_no_other_from_hearing(
+    queue: Queue, backend: MemoryBackend, connect: Connect
+) -> None:
+    seen: list[str] = []
+
+    def harmful(**told: Any) -> None:
+        raise ValueError
+
+    connect(signals.task_succeeded, harmful)
+    connect(signals.task_succeeded, lambda task_id, **told: seen.append(task_id))
+    task_id = add(backend, tasks.note, "x")
+    run_all(queue)
+    assert seen == [task_id]
+
+
 def test_async_receivers(
     queue: Queue, backend: MemoryBackend, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
