@@ -14,7 +14,14 @@ import pytest
 from django.db import transaction
 from django.test import override_settings
 
-from deferred_django import DeferredTask, EnqueueStopped, current_task, deferred, get_queue
+from deferred_django import (
+    DeferredTask,
+    EnqueueStopped,
+    current_task,
+    deferred,
+    enqueue_many,
+    get_queue,
+)
 from deferred_django.context import TaskContext
 from deferred_django.current import UserContext
 from deferred_django.execution import Outcome
@@ -161,6 +168,22 @@ def test_a_call_can_be_stopped(use: Any) -> None:
         look.enqueue(1)
     assert middleware.seen == []
     assert pending() == []
+
+
+def test_each_call_of_a_bulk_is_seen_and_one_that_is_stopped_stops_all(use: Any) -> None:
+    use(enqueue=("first", "changing"))
+    enqueue_many(look.call(number) for number in range(2))
+    assert [what[1] for what in middleware.seen] == [(0,), (1,)]
+    assert [context.user_context for context in pending()] == [{"order": ["first"]}] * 2
+
+    def stop(call: Any) -> None:
+        if call.args == (3,):
+            raise EnqueueStopped
+
+    middleware.change.append(stop)
+    with pytest.raises(EnqueueStopped):
+        enqueue_many(look.call(number) for number in (2, 3))
+    assert len(pending()) == 2
 
 
 @pytest.mark.parametrize(

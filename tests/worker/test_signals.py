@@ -17,7 +17,14 @@ from django.db import connection, transaction
 from django.db import connections as connections_by_alias
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from deferred_django import UnknownTask, WorkerLost, connections, event_loop, signals
+from deferred_django import (
+    UnknownTask,
+    WorkerLost,
+    connections,
+    enqueue_many,
+    event_loop,
+    signals,
+)
 from deferred_django.backends.base import Backend, BackendConfig
 from deferred_django.backends.none import NoneBackend
 from deferred_django.context import TaskContext
@@ -252,6 +259,13 @@ def test_an_enqueue_that_waits_for_a_commit(deferred_store: Backend, told: Told)
     run_enqueued()
     assert told.names == ["task_enqueued", "task_started", "task_succeeded"]
     assert asyncio.run(tasks.note.aenqueue("y")) == told[-1]["task_id"]
+
+
+def test_each_task_of_a_bulk_is_told(deferred_store: Backend, told: Told) -> None:
+    ids = enqueue_many([tasks.note.call(1), tasks.who.using(queue="mail").call()])
+    assert [event["task_id"] for event in told] == ids
+    assert [event["sender"] for event in told] == [tasks.note, tasks.who]
+    assert [event["queue"] for event in told] == ["default", "mail"]
 
 
 def test_receivers_of_one_task(
