@@ -31,10 +31,14 @@ def enqueue_many(calls: Iterable[TaskCall]) -> list[str]:
     are held together, and written together after it.
 
     Raises what ``enqueue`` raises (the exception has a note that says for which call), and
-    ``ValueError`` for more than 64 MiB in all.
+    ``ValueError`` for more than 64 MiB in all. Where ``BACKPRESSURE`` is on it waits once, and then
+    enqueues all of them.
     """
     prepared, ids = _prepare(calls)
-    _enqueue(registry.get_queue(), prepared)
+    queue = registry.get_queue()
+    if queue.gate is not None and prepared:
+        queue.gate.wait()
+    _enqueue(queue, prepared)
     return ids
 
 
@@ -44,7 +48,10 @@ async def aenqueue_many(calls: Iterable[TaskCall]) -> list[str]:
     The arguments are encoded at once; the rest is as for ``aenqueue``.
     """
     prepared, ids = _prepare(calls)
-    await sync_to_async(_enqueue)(registry.get_queue(), prepared)
+    queue = registry.get_queue()
+    if queue.gate is not None and prepared:
+        await queue.gate.await_room()
+    await sync_to_async(_enqueue)(queue, prepared)
     return ids
 
 

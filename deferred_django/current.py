@@ -86,6 +86,11 @@ def current_task() -> CurrentTask:
         raise RuntimeError("current_task() was called outside a task") from None
 
 
+def is_inside_task() -> bool:
+    """Whether this code runs in a task."""
+    return _current.get(None) is not None
+
+
 class running:  # noqa: N801 - used as contextlib's own context managers are
     """Make a task the current one of this thread's (or coroutine's) context inside the block."""
 

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from asgiref.sync import sync_to_async
 from django.db import DEFAULT_DB_ALIAS, connections
 
 from deferred_django.context import TaskContext
@@ -137,6 +138,33 @@ def enqueue_or_hold(
     call = NewCall(context, task_id, publish_at, options.queue, options.priority)
     transaction.on_commit(EnqueueOnCommit(target, [call]), robust=True)
     return task_id
+
+
+def enqueue_with_room(
+    target: Queue,
+    context: TaskContext,
+    task_id: str,
+    publish_at: float | None,
+    options: EnqueueOptions,
+) -> str:
+    """:func:`enqueue_or_hold` once the queue's gate is open; a commit never waits for that."""
+    if target.gate is not None:
+        target.gate.wait()
+    return enqueue_or_hold(target, context, task_id, publish_at, options)
+
+
+async def aenqueue_with_room(
+    target: Queue,
+    context: TaskContext,
+    task_id: str,
+    publish_at: float | None,
+    options: EnqueueOptions,
+) -> str:
+    """The same on an event loop, in the thread whose database connections its code uses."""
+    if target.gate is not None:
+        await target.gate.await_room()
+    enqueue = sync_to_async(enqueue_or_hold)
+    return await enqueue(target, context, task_id, publish_at, options)
 
 
 def enqueue_or_hold_many(

@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from deferred_django.backends.base import Backend, ClaimedTask, DeadTaskRecord, NewTask, Progress
+from deferred_django.backpressure import gate_of
 from deferred_django.conf_features import Features
 from deferred_django.context import TaskContext
 from deferred_django.exceptions import UnknownTask, WorkerLost
@@ -52,6 +53,7 @@ class Queue:
         """``local_runner`` runs what is enqueued where the backend keeps no tasks."""
         self.backend = backend
         self.features = features
+        self.gate = None if local_runner else gate_of(backend, features.backpressure)
         self._local_runner = local_runner
         # Claims whose dead task is written and whose removal is not: a repeated call must not
         # write it again, since the dead task may have been retried or purged meanwhile.

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
-from asgiref.sync import markcoroutinefunction, sync_to_async
+from asgiref.sync import markcoroutinefunction
 
 from deferred_django import ids, naming, registry
 from deferred_django.context import TaskContext
 from deferred_django.enqueue_call import CallTarget, EnqueueCall
 from deferred_django.exceptions import UnknownTask
-from deferred_django.on_commit import enqueue_or_hold
+from deferred_django.on_commit import aenqueue_with_room, enqueue_with_room
 from deferred_django.options import EnqueueOptions, timeout_seconds
 from deferred_django.queue import Queue
 from deferred_django.retry import RetryInterval, RetryPolicy
@@ -78,9 +78,10 @@ class DeferredTask(Generic[P, R]):
         Inside ``transaction.atomic()`` the task is held until the commit, under the id that is
         returned. Raises ``TypeError`` for arguments that do not fit the signature or cannot be
         carried, ``ValueError`` for an unsaved model instance or a record over 64 MiB, ``OSError``
-        if the store could not be written. Nothing is enqueued then.
+        if the store could not be written. Nothing is enqueued then. Where ``BACKPRESSURE`` is on
+        it may wait, and raises :class:`PushTimeout` if that was in vain.
         """
-        return enqueue_or_hold(*prepare(self, self._options, args, kwargs))
+        return enqueue_with_room(*prepare(self, self._options, args, kwargs))
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """:meth:`enqueue` without holding up the event loop while the store is written.
@@ -90,8 +91,7 @@ class DeferredTask(Generic[P, R]):
         connections the surrounding code uses. If the caller is cancelled while it waits, the task
         may be enqueued all the same.
         """
-        prepared = prepare(self, self._options, args, kwargs)
-        return await sync_to_async(enqueue_or_hold)(*prepared)
+        return await aenqueue_with_room(*prepare(self, self._options, args, kwargs))
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> TaskCall:
         """A call of it for :func:`~deferred_django.enqueue_many`; nothing runs or is enqueued."""
@@ -145,12 +145,11 @@ class BoundTask(Generic[P, R]):
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """As :meth:`DeferredTask.enqueue`, with these options."""
-        return enqueue_or_hold(*prepare(self._task, self._options, args, kwargs))
+        return enqueue_with_room(*prepare(self._task, self._options, args, kwargs))
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """As :meth:`DeferredTask.aenqueue`, with these options."""
-        prepared = prepare(self._task, self._options, args, kwargs)
-        return await sync_to_async(enqueue_or_hold)(*prepared)
+        return await aenqueue_with_room(*prepare(self._task, self._options, args, kwargs))
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> TaskCall:
         """As :meth:`DeferredTask.call`, with these options."""
@@ -185,7 +184,7 @@ def prepare(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> tuple[Queue, TaskContext, str, float | None, EnqueueOptions]:
-    """Check and encode one call: what :func:`enqueue_or_hold` takes to write it."""
+    """Check and encode one call: what :func:`enqueue_with_room` takes to write it."""
     _require_importable(task)
     queue, task_id, publish_at = registry.get_queue(), ids.new_id(), options.due_at()
     user_context = None

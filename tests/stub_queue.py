@@ -22,6 +22,7 @@ class StubQueue:
     """Set ``error`` to have it fail."""
 
     features = Features()
+    gate = None
 
     def __init__(self) -> None:
         self.calls: list[Enqueued] = []

@@ -33,7 +33,7 @@ LAYERS = (
         "signals",
     ),
     ("context", "schedule_plan"),
-    ("queue_values",),
+    ("backpressure", "queue_values"),
     ("queue",),
     ("registry",),
     (

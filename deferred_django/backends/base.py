@@ -130,6 +130,16 @@ class Backend(ScheduleStore, abc.ABC):
         ``False`` if there is none of this id or if it is claimed (it runs) elsewhere.
         """
 
+    def pending_count(self, *, max_age: float = 1.0) -> int:
+        """How many tasks of this store are due or run; delayed ones count when they are due.
+
+        What this facade has added is counted at once, what others have done is at most ``max_age``
+        seconds old. It is asked before each enqueue where ``BACKPRESSURE`` is on. (Here it is taken
+        from :meth:`status`, which may cost too much for that.)
+        """
+        now = self.status()
+        return now.pending + now.running
+
     @abc.abstractmethod
     def pending_tasks(self) -> list[PendingTask]:
         """All tasks that are due, delayed or running, the soonest due first."""

@@ -47,6 +47,10 @@ class NoneBackend(Backend):
         """There is none."""
         return False
 
+    def pending_count(self, *, max_age: float = 1.0) -> int:
+        """There are none."""
+        return 0
+
     def pending_tasks(self) -> list[PendingTask]:
         """There are none."""
         return []

@@ -65,6 +65,7 @@ class BackendContract:
         self, tmp_path: Path, backend: Backend
     ) -> None:
         assert backend.pending_tasks() == []
+        assert backend.pending_count() == 0
         assert backend.claim_tasks(10) == []
         assert backend.list_dead_tasks() == []
         assert backend.count_dead_tasks() == 0
@@ -449,6 +450,44 @@ class StoreContract(BackendContract):
         [task] = other.pending_tasks()
         assert (task.status, task.publish_at) == ("delayed", later)
         assert backend.claim_tasks(1) == []
+
+    def test_due_and_running_tasks_are_counted(self, backend: Backend, other: Backend) -> None:
+        other.add_tasks([NewTask(b"x", task_id=f"t{number}") for number in range(3)])
+        assert backend.pending_count() == 3
+        backend.add_task(b"x")
+        assert backend.pending_count() == 4  # its own at once
+        backend.add_tasks([NewTask(b"x"), NewTask(b"x", publish_at=time.time() + 500)])
+        assert backend.pending_count() == 5
+        assert backend.pending_count(max_age=0) == 5
+        backend.add_task(b"x", publish_at=time.time() + 500)
+        assert backend.pending_count(max_age=0) == 5
+        claims = other.claim_tasks(2)
+        for claim in claims:
+            other.start_task(claim)
+        assert backend.pending_count(max_age=0) == 5
+        other.complete_task(claims[0])
+        other.reschedule_task(claims[1], b"x", publish_at=time.time() + 500)
+        assert backend.pending_count(max_age=0) == 3
+        assert other.pending_count(max_age=0) == 3
+
+    def test_others_changes_are_counted_within_a_second(
+        self, backend: Backend, other: Backend
+    ) -> None:
+        assert backend.pending_count() == 0
+        other.add_task(b"x")
+        began = time.monotonic()
+        while backend.pending_count() != 1:
+            assert time.monotonic() - began < 5
+        assert other.remove_task(other.pending_tasks()[0].id)
+        while backend.pending_count() != 0:
+            assert time.monotonic() - began < 5
+
+    def test_a_delayed_task_is_counted_when_it_is_due(self, backend: Backend) -> None:
+        backend.add_task(b"x", publish_at=time.time() + 0.3)
+        assert backend.pending_count(max_age=0) == 0
+        began = time.monotonic()
+        while backend.pending_count(max_age=0) != 1:
+            assert time.monotonic() - began < 5
 
     def test_waiting_ends_when_another_facade_adds(self, backend: Backend, other: Backend) -> None:
         backend.wait(0)

@@ -76,6 +76,9 @@ class DiskBackend(Backend):
     def remove_task(self, task_id: str) -> bool:
         return self.tasks.remove(task_id)
 
+    def pending_count(self, *, max_age: float = 1.0) -> int:
+        return self.tasks.pending_count(max_age)
+
     def pending_tasks(self) -> list[PendingTask]:
         now_ms = time.time() * 1000
         found = [

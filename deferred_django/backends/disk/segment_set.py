@@ -1,5 +1,6 @@
 """All segments of a store as this process reads them, kept up to date with the directory.
-Not thread-safe: the tasks storage calls it under its mutex.
+Not thread-safe: the tasks storage calls it under its mutex. It has more than 300 lines because what
+is open, what is unread and what was dropped is one state.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from deferred_django.backends.disk.long_line import HEAD_BYTES
 from deferred_django.backends.disk.names import StoreNames
 from deferred_django.backends.disk.segment import OverwrittenError, Segment
 from deferred_django.backends.disk.segment_turns import Turns, room
+from deferred_django.backends.disk.task_table import TaskTable
 from deferred_django.backends.disk.watch import POLL_SECONDS, DirectoryWatch
 
 logger = logging.getLogger("deferred_django.disk")
@@ -32,11 +34,13 @@ class SegmentSet:
         names: StoreNames,
         found: Callable[[Segment, range], None],
         lost: Callable[[Segment], None],
+        make_table: Callable[[], TaskTable] = TaskTable,
     ) -> None:
         """``found`` is given the rows of tasks that were read; none of a ``lost`` one count."""
         self._names = names
         self._found = found
         self._lost = lost
+        self._make_table = make_table
         self._unread: dict[str, int] = {}
         """Segments that have grown, by name, and how far they are to be read."""
         self._by_name: dict[str, Segment] = {}
@@ -198,8 +202,13 @@ class SegmentSet:
             if room(len(self._by_name) + len(self._dropped)) <= 0:
                 self._turns.wait(name)
                 return
-            self._by_name[name] = Segment.open(name, path)
+            self._by_name[name] = self._opened(name, path)
         self._unread.setdefault(name, there.st_size)
+
+    def _opened(self, name: str, path: str) -> Segment:
+        segment = Segment.open(name, path)
+        segment.table = self._make_table()
+        return segment
 
     def _read_unread(self, name: str) -> None:
         segment, size = self._by_name[name], self._unread[name]
@@ -207,7 +216,7 @@ class SegmentSet:
             self._read_a_part(segment)
         except OverwrittenError as error:
             logger.error("%s", error)
-            segment = self._by_name[name] = Segment.open(name, segment.path)
+            segment = self._by_name[name] = self._opened(name, segment.path)
             self._read_a_part(segment)
         self._unread[name] = size  # which dropping the old one has removed
         if segment.scanner.stopped and segment.scanner.offset < size:
@@ -225,7 +234,7 @@ class SegmentSet:
 
     def _try_to_write(self, segment: Segment) -> Segment:
         """The segment, opened anew if it may be written by now."""
-        again = Segment.open(segment.name, segment.path)
+        again = self._opened(segment.name, segment.path)
         if not again.writable:
             again.close()
             return segment

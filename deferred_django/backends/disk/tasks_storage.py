@@ -25,6 +25,7 @@ from deferred_django.backends.disk.segment import Entry, Segment
 from deferred_django.backends.disk.segment_set import SegmentSet
 from deferred_django.backends.disk.survey import Counts
 from deferred_django.backends.disk.syncer import Syncer
+from deferred_django.backends.disk.tally import Tally
 from deferred_django.backends.disk.waiter import Waiter
 from deferred_django.backends.disk.worker_appends import WorkerAppends
 from deferred_django.backends.disk.writer import SegmentWriter
@@ -60,6 +61,7 @@ class TasksStorage:
             sync_each=fsync_frequency == 0,
             sync_soon=self._syncer.soon,
         )
+        self.tally = Tally(self.names)
         self._reset()
         descriptors.on_fork(self._after_fork)
 
@@ -89,6 +91,8 @@ class TasksStorage:
         log_records.check_fields(task_id, queue, priority)
         at, nonce = log_records.milliseconds(publish_at), ids.new_nonce()
         self._writer.append(log_records.add(task_id, nonce, at, priority, queue, payload))
+        if self.tally.is_counting and publish_at <= time.time():
+            self.tally.added(1)
 
     def add_together(self, tasks: Sequence[NewTask]) -> list[str]:
         """Append several by one write; see :meth:`Backend.add_tasks`."""
@@ -107,6 +111,9 @@ class TasksStorage:
             )
         if added:
             self._writer.append_together(added)
+        if self.tally.is_counting:
+            now = time.time()
+            self.tally.added(sum(t.publish_at is None or t.publish_at <= now for t in tasks))
         return names
 
     # -- reading -------------------------------------------------------------------------------
@@ -155,6 +162,11 @@ class TasksStorage:
                 if not self._claiming:
                     self._segments.close()
                     self._index.clear()
+
+    def pending_count(self, max_age: float) -> int:
+        """How many tasks are due or run; see :meth:`Backend.pending_count`."""
+        self._syncer.soon()  # whose ticks let go of what was opened for it
+        return self.tally.count(max_age)
 
     def problems(self) -> list[str]:
         """Sentences about files that cannot be read and bytes that no write left."""
@@ -312,7 +324,8 @@ class TasksStorage:
             raise error
 
     def _tick(self) -> bool:
-        more = self._writer.tick()
+        counting = self.tally.tick()
+        more = self._writer.tick() or counting
         error = self._appends.sync(free_ones=self._claiming, patient=True)
         with self._mutex:
             self._claims.settle()
@@ -344,6 +357,7 @@ class TasksStorage:
             if files.is_directory(os.path.dirname(os.path.abspath(self.names.path))):
                 self.sync()
         finally:
+            self.tally.close()
             self._writer.let_go()
             with self._mutex:
                 self._claims.settle()
