@@ -63,9 +63,32 @@ def test_the_last_sign_of_life_is_the_time_of_the_file(store: DiskBackend) -> No
     store.worker_started()
     os.utime(file_of(store), (5, 5))
     assert listed(store).heartbeat_at == 5
-    store.worker_heartbeat([LONG])
+    store.worker_heartbeat([])
+    assert listed(store).heartbeat_at == pytest.approx(time.time(), abs=30)
+    os.utime(file_of(store), (5, 5))
+    store.worker_heartbeat([])
+    assert listed(store).heartbeat_at == 5, "soon again, with nothing new"
     store.worker_heartbeat([LONG])
     assert listed(store).heartbeat_at == pytest.approx(time.time(), abs=30)
+    store.close()
+
+
+def test_an_idle_worker_leaves_a_sign_now_and_then(
+    store: DiskBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    touched: list[int] = []
+    monkeypatch.setattr(files, "touch", touched.append)
+    monkeypatch.setattr("deferred_django.backends.disk.worker_files.TOUCH_SECONDS", 0.05)
+    store.worker_started()
+    store.worker_heartbeat()
+    store.worker_heartbeat()
+    assert len(touched) == 1
+
+    def again() -> bool:
+        store.worker_heartbeat()
+        return len(touched) == 3
+
+    wait_until(again)
     store.close()
 
 

@@ -18,6 +18,8 @@ from deferred_django.backends.disk.names import StoreNames
 EMPTY_SECONDS = 60.0
 STALE_SECONDS = 10.0
 """How often a worker looks for files that dead ones left: many workers have many files."""
+TOUCH_SECONDS = 5.0
+"""How often a sign of life is left that says nothing new: an idle worker costs next to nothing."""
 MAX_RUNNING = 100
 MAX_NAME = 200
 """Of a longer name its end is told."""
@@ -51,6 +53,7 @@ class WorkerFiles:
         self._first_line = b""
         self._told: list[RunningTask] = []
         self._stale_at = 0.0
+        self._touch_at = 0.0
         # A descriptor that is closed while another thread writes may be another file's by then.
         self._mutex = threading.RLock()
 
@@ -89,7 +92,10 @@ class WorkerFiles:
             if self._own is None:
                 return
             fd = self._own[0]
-            files.touch(fd)
+            now = time.monotonic()
+            if now >= self._touch_at:
+                files.touch(fd)
+                self._touch_at = now + TOUCH_SECONDS
             running = list(running[:MAX_RUNNING])
             if running != self._told:
                 record = _record(running)
