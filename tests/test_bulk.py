@@ -121,7 +121,11 @@ def test_middleware_sees_each_call(deferred_store: Backend) -> None:
     assert tasks.calls == [((1,), {"key": "a", "more": 1}), ((1,), {"key": "a", "more": 2})]
 
 
-@pytest.mark.parametrize("wrong", [7, None, tasks.record, lambda: tasks.record.enqueue(1)], ids=str)
+@pytest.mark.parametrize(
+    "wrong",
+    [7, None, tasks.record, lambda: tasks.record.enqueue(1)],
+    ids=["int", "None", "task", "function"],
+)
 def test_what_is_no_call(deferred_store: Backend, wrong: Any) -> None:
     with pytest.raises(TypeError, match=r"such as send\.call\(7\).*number 1"):
         enqueue_many([tasks.record.call(1), wrong])
