@@ -44,6 +44,7 @@ class DeadlineTimer:
         self._watched: dict[Deadline, None] = {}
         self._bell = Bell()
         self._wakes_at = math.inf
+        self._rung_for = math.inf
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -62,6 +63,7 @@ class DeadlineTimer:
         """Watch a deadline."""
         self._watched[deadline] = None
         if deadline.at < self._wakes_at:
+            self._rung_for = deadline.at
             self._bell.ring()
 
     def remove(self, deadline: Deadline) -> None:
@@ -79,6 +81,9 @@ class DeadlineTimer:
                     self._pass(deadline)
                 if deadline in self._watched:
                     soonest = min(soonest, deadline.at)
+            # Also for a deadline that is over by now: else each short task would wake this thread.
+            if self._rung_for > time.monotonic():
+                soonest = min(soonest, self._rung_for)
             self._wakes_at = soonest
             self._bell.wait(min(max(soonest - time.monotonic(), 0.0), _LONGEST_WAIT))
 

@@ -302,6 +302,11 @@ def test_one_thread_calls_every_deadline(caplog: pytest.LogCaptureFixture) -> No
     assert (far.calls, bad.calls, gone.calls) == (0, 1, 0)
     assert list(timer._watched) == [far]
     assert "could not be enforced" in caplog.text
-    names = [thread.name for thread in threading.enumerate()]
+    # What is added and removed again does not wake the thread each time.
+    wait_until(lambda: timer._wakes_at == far.at)
     timer.remove(far)
+    timer.add(later := Noted(far.at + 1))
+    assert not timer._bell.wait(0)
+    timer.remove(later)
+    names = [thread.name for thread in threading.enumerate()]
     assert names.count("deferred-deadlines") <= 2  # this one, and that of the process
