@@ -222,9 +222,12 @@ def _close(project: Project, backend: DiskBackend, books: Books) -> None:
         classes = Counter(task["exception_class"] for task in dead)
         books.violations.append(f"dead tasks: {dict(classes)}")
     log = project.log()
-    for word in ("Traceback (most recent call last)", "is killed", "CRITICAL"):
-        found = log.count(word)
-        books.counts[f"{word!r} in the log"] = found
+    tracebacks = log.count("Traceback (most recent call last)")
+    if tracebacks != log.count("\nValueError: as intended\n"):
+        books.violations.append("there are other tracebacks in the log than of flaky tasks")
+    for word in ("is killed", "CRITICAL", "was killed", "exited with"):
+        if word in log:
+            books.violations.append(f"{word!r} is in the log")
     repeated = sum(count > 1 for count in ends.values())
     print(
         f"{len(books.enqueued):,} tasks, {sum(ends.values()):,} ends; "
