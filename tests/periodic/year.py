@@ -109,8 +109,8 @@ def bounds(key: str, year: int) -> tuple[float, float]:
 
 
 def changes(zone: ZoneInfo, start: float, end: float) -> list[datetime]:
-    """When the clocks are changed, to the hour, in UTC."""
-    hours = range(int(start), int(end), 3600)
+    """When the clocks have been changed, by full hours, in UTC."""
+    hours = range(math.ceil(start), int(end), 3600)
     moments = [datetime.fromtimestamp(at, UTC) for at in hours]
     offsets = [moment.astimezone(zone).utcoffset() for moment in moments]
     return [
