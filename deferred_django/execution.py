@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from deferred_django import connections, logs
+from deferred_django import connections, logs, ticks
 from deferred_django.attempt import Failure, run_attempt
 from deferred_django.backends.base import ClaimedTask
 from deferred_django.context import TaskContext
@@ -92,6 +92,8 @@ def execute(
     if task.timeout is not None:
         limit = TimeLimit(task.timeout, hold.on_stuck, hold.board, claim.id)
         hold.limited = LimitedAttempt(task, context, current, limit)
+    if ticks.MARK in claim.id:
+        ticks.await_note(queue.backend, claim.id)
     try:
         with hold:
             queue.start(claim)

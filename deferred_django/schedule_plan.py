@@ -8,12 +8,11 @@ of the settings which were read last counts.
 from __future__ import annotations
 
 import json
-import re
-import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
+from deferred_django import ticks
 from deferred_django.backends.schedule import TickRecord
 from deferred_django.schedule_setting import PeriodicTask, Schedule
 
@@ -23,7 +22,6 @@ UNSERVED_SECONDS = 60.0
 """An entry of other settings that has been overdue for so long is served by nobody."""
 FORGOTTEN_SECONDS = 3600.0
 """An entry that is not known here is dropped after it has been overdue for so long."""
-_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +77,7 @@ class Due:
     @property
     def task_id(self) -> str:
         """The id of the tick's task: the same whoever enqueues it, however often."""
-        slug = _UNSAFE.sub("_", self.entry.name)
-        if slug != self.entry.name:  # another name may give the same
-            slug = f"{slug[:60]}-{zlib.crc32(self.entry.name.encode()):08x}"
-        milliseconds = int(self.at * 1000)
-        return f"{milliseconds // 1000}-tick-{slug}-{milliseconds % 1000:03d}"
+        return ticks.task_id(self.entry.name, self.at)
 
 
 @dataclass(slots=True)

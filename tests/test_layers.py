@@ -19,7 +19,7 @@ LAYERS = (
     ("backends.disk.*", "backends.none"),
     ("codec", "decoding", "references"),
     ("conf_wording",),
-    ("backpressure_setting", "middleware_setting", "schedule_setting", "timing"),
+    ("backpressure_setting", "middleware_setting", "schedule_setting", "ticks", "timing"),
     ("conf_features",),
     (
         "conf",
