@@ -274,6 +274,7 @@ def test_with_real_processes(tmp_path: Path) -> None:
     code = """
         @deferred
         def work(number):
+            time.sleep(0.01)  # so that the producer is the faster one on any machine
             note(number)
     """
     with Project(tmp_path, settings=settings, tasks=code) as project:

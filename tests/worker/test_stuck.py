@@ -222,7 +222,7 @@ def test_a_task_that_freezes_its_process(project: Project, store: Store) -> None
     note_of(project, "begun stuck")
     wait_until(store.dead, timeout=20)
     assert store.dead() == [("app.tasks.keeps_the_interpreter", "TaskTimeout")]
-    assert not is_alive(first)
+    wait_until(lambda: not is_alive(first), timeout=20)
     wait_until(lambda: len(project.notes()) == 3, timeout=20)
     wait_until(lambda: len(children_of(worker.pid)) == 1)
     (second,) = children_of(worker.pid)
