@@ -14,6 +14,7 @@ from typing import Any
 from deferred_django.worker_process import STOP, handled_signals
 
 _CODE_CHANGED = b"c"
+"""Besides it the numbers of signals are written to the pipe that wakes: bytes up to 64."""
 _WAIT_SECONDS = 10.0
 _WAIT_SECONDS_WITHOUT_SIGNALS = 0.1
 
@@ -45,12 +46,28 @@ class StopOrders:
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
         try:
-            with handled_signals(self._handlers(), to_the_end=self._to_the_end):
+            with (
+                self._woken_by_signals(),
+                handled_signals(self._handlers(), to_the_end=self._to_the_end),
+            ):
                 yield
         finally:
             for fd in (self._wake_read, self._wake_write, self._control):
                 if fd != -1:
                     os.close(fd)
+
+    @contextlib.contextmanager
+    def _woken_by_signals(self) -> Iterator[None]:
+        # Python calls a handler between two of its own instructions. A signal that comes in the
+        # last moment before a wait would have to wait for its end: what writes here is not Python.
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(before)
 
     def _handlers(self) -> dict[int, Any]:
         if threading.current_thread() is not threading.main_thread():
@@ -68,14 +85,9 @@ class StopOrders:
 
     def _on_stop_signal(self, signum: int, frame: FrameType | None) -> None:
         self.count += 1
-        self._wake(b".")
 
     def _on_other_signal(self, signum: int, frame: FrameType | None) -> None:
-        self._wake(b".")
-
-    def _wake(self, why: bytes) -> None:
-        with contextlib.suppress(OSError):  # full: it wakes all the same
-            os.write(self._wake_write, why)
+        """It wakes."""
 
     def wait(self, timeout: float) -> None:
         """Wait for a signal, an order or the end of a child, ``timeout`` seconds at most."""
@@ -101,6 +113,8 @@ class StopOrders:
 
     def leave(self, *, can_tell: bool) -> None:
         """Be a child of the process that receives them; ``can_tell`` keeps what that needs."""
+        if threading.current_thread() is threading.main_thread():
+            signal.set_wakeup_fd(-1)
         os.close(self._wake_read)
         if self._control != -1:
             os.close(self._control)
@@ -110,4 +124,5 @@ class StopOrders:
 
     def tell_that_code_changed(self) -> None:
         """Have the process above stop all of its children, this one too."""
-        self._wake(_CODE_CHANGED)
+        with contextlib.suppress(OSError):  # full: it wakes all the same
+            os.write(self._wake_write, _CODE_CHANGED)
