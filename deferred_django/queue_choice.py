@@ -37,7 +37,8 @@ class QueueChoice:
             raise ValueError("it names no queue")
         both = [name for name in names if name in excluded]
         if both:
-            raise ValueError(f"{', '.join(both)}: wanted and excluded at once; drop one of the two")
+            are = "is" if len(both) == 1 else "are"
+            raise ValueError(f"{', '.join(both)} {are} wanted and excluded at once")
         if OTHERS in names:
             return cls(exclude=excluded, prefer=names[:-1])
         return cls(only=names, exclude=excluded)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import ast
 import logging
+import logging.config
 import re
 import textwrap
 from collections.abc import Iterator
 from functools import cache
+from typing import Any
 
 import pytest
 from django.core.management import load_command_class
@@ -90,6 +92,20 @@ def test_every_option_is_documented() -> None:
     assert missing == []
 
 
+def test_the_help_names_the_defaults() -> None:
+    parser = load_command_class("deferred_django", "deferred_worker").create_parser("", "")
+    ours = [
+        action for action in parser._actions if not set(action.option_strings) & django_options()
+    ]
+    values = [action for action in ours if action.nargs != 0]
+    assert len(values) > 5
+    for action in values:
+        said = re.search(r"\(default: (.+?)\)", (action.help or "") % vars(action))
+        assert said, action.option_strings
+        if action.default is not None:
+            assert float(said[1]) == action.default, action.option_strings
+
+
 def test_every_documented_option_exists() -> None:
     known = {option for names in own_options() for option in names}
     known |= django_options() | OTHERS_OPTIONS
@@ -158,6 +174,19 @@ def test_the_log_lines_are_documented() -> None:
     }
     attributes = [word for names in rows(page, "attribute") for word in re.findall(r"\w+", names)]
     assert attributes == list(event_log.KEYS)
+
+
+def test_the_documented_format_writes_every_line() -> None:
+    [code] = [code for name, code in code_blocks("python") if "LOGGING = {" in code]
+    found: dict[str, Any] = {}
+    exec(code, found)
+    configurator = logging.config.DictConfigurator(found["LOGGING"])
+    form = configurator.configure_formatter(configurator.config["formatters"]["tasks"])
+    assert isinstance(form, logging.Formatter)
+    plain = {"msg": "no event", "levelname": "INFO"}
+    event = {**plain, **dict.fromkeys(event_log.KEYS), "queue": "mail", "duration_ms": 1.5}
+    assert form.format(logging.makeLogRecord(event)).endswith(" INFO no event queue=mail ms=1.5")
+    assert form.format(logging.makeLogRecord(plain)).endswith(" no event queue=None ms=None")
 
 
 def test_every_public_name_is_documented() -> None:

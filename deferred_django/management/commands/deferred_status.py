@@ -27,7 +27,7 @@ CHECKS: Mapping[str, tuple[Callable[[Any], Any], str, str]] = {
     "max_heartbeat_age": (
         seconds,
         "SECONDS",
-        f"How old that may be ({MAX_AGE_SECONDS:g} by default).",
+        f"How old that may be (default: {MAX_AGE_SECONDS:g}).",
     ),
 }
 
@@ -46,12 +46,12 @@ class Command(StoreCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Add the options."""
-        parser.add_argument("--format", choices=FORMATS, help="table by default")
+        parser.add_argument("--format", choices=FORMATS, help="What to print (default: table).")
         parser.add_argument(
             "--check",
             action="store_true",
-            help="Only tell by the exit code whether all is well: that the store can be read, and "
-            "what the following options say.",
+            help="Only tell whether all is well, by the exit code and a line: that the store can "
+            "be read, and what the following options say (default: no limits).",
         )
         for name, (parse, metavar, text) in CHECKS.items():
             flag = f"--{name.replace('_', '-')}"
@@ -66,7 +66,7 @@ class Command(StoreCommand):
         }
         if options.get("check"):
             if options.get("format"):
-                raise CommandError("--check shows nothing: leave out --format.", returncode=2)
+                raise CommandError("--check prints no status: leave out --format.", returncode=2)
             self._check(backend, **asked)
             return
         if asked:

@@ -51,23 +51,31 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         """Add the options."""
         parser.add_argument(
-            "--processes", type=option(process_count), default=1, help="How many processes."
+            "--processes",
+            type=option(process_count),
+            default=1,
+            metavar="N",
+            help="How many processes (default: %(default)s).",
         )
         parser.add_argument(
-            "--threads", type=option(thread_count), default=4, help="How many in each process."
+            "--threads",
+            type=option(thread_count),
+            default=4,
+            metavar="N",
+            help="How many tasks each process runs at the same time (default: %(default)s).",
         )
         parser.add_argument(
             "--queues",
             type=option(queue_names),
             metavar="A,B",
-            help="Run the tasks of these queues only. A,B,* runs those of all queues: first what "
-            "is due in A, then in B, then the rest.",
+            help="Run the tasks of these queues only (default: of all). A,B,* runs those of all "
+            "queues: first what is due in A, then in B, then the rest.",
         )
         parser.add_argument(
             "--exclude-queues",
             type=option(excluded_names),
             metavar="A,B",
-            help="Leave the tasks of these queues to other workers.",
+            help="Leave the tasks of these queues to other workers (default: of none).",
         )
         parser.add_argument(
             "--drain", action="store_true", help="Run what is due, then exit with 0."
@@ -76,13 +84,14 @@ class Command(BaseCommand):
             "--max-tasks",
             type=option(positive_int),
             metavar="N",
-            help="Replace a process after it has run so many tasks.",
+            help="Replace a process after it has run so many tasks (default: no limit).",
         )
         parser.add_argument(
             "--max-memory",
             type=option(memory_size),
             metavar="SIZE",
-            help="Replace a process that has more memory in use (512M, 2G) when a task has ended.",
+            help="Replace a process that has more memory in use (512M, 2G) when a task has ended "
+            "(default: no limit).",
         )
         parser.add_argument(
             "--autoreload",
@@ -94,12 +103,13 @@ class Command(BaseCommand):
             type=option(seconds),
             default=30.0,
             metavar="SECONDS",
-            help="How long a stop waits for running tasks before it puts them back.",
+            help="How long a stop waits for running tasks before it puts them back (default: 30).",
         )
         parser.add_argument(
             "--heartbeat-file",
             metavar="FILE",
-            help="Keep this file fresh while all processes work: for deferred_status --check.",
+            help="Keep this file fresh while all processes work: for deferred_status --check "
+            "(default: none).",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -111,7 +121,7 @@ class Command(BaseCommand):
         max_memory = checked_if_given("max_memory", memory_size, options["max_memory"])
         queues = checked_if_given("queues", queue_names, options["queues"])
         excluded = checked_if_given("exclude_queues", excluded_names, options["exclude_queues"])
-        choice = checked("queues", lambda names: QueueChoice.of(names, excluded or ()), queues)
+        choice = chosen_queues(queues, excluded)
         drain = bool(options["drain"])
         from_command_line = getattr(self, "_called_from_command_line", False)
         in_this_process = processes == 1 and not from_command_line
@@ -136,7 +146,7 @@ class Command(BaseCommand):
         import_tasks(reloads=reloads)
         if max_memory is not None and resident_bytes() >= max_memory:
             raise CommandError(
-                f"max_memory is {format_size(max_memory)}, and {format_size(resident_bytes())} "
+                f"--max-memory is {format_size(max_memory)}, and {format_size(resident_bytes())} "
                 "are in use before the first task: each process would run one task only.",
                 returncode=2,
             )
@@ -192,6 +202,14 @@ class Command(BaseCommand):
         with contextlib.suppress(OSError, AttributeError):  # sys.stdout is None where it is closed
             self.stdout.write(f"deferred_worker: {what}")
             self.stdout.flush()
+
+
+def chosen_queues(queues: list[str] | None, excluded: list[str] | None) -> QueueChoice:
+    """What the two options say together; ``CommandError`` if they contradict each other."""
+    try:
+        return QueueChoice.of(queues, excluded or ())
+    except ValueError as error:
+        raise CommandError(f"--queues and --exclude-queues: {error}.", returncode=2) from None
 
 
 def usable_backend() -> Backend:
