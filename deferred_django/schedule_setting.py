@@ -116,8 +116,8 @@ class _Entry:
     def _read_timing(self, value: Mapping[Any, Any]) -> Timing | None:
         given = [key for key in ("every", "cron") if key in value]
         if len(given) != 1:
-            have = "has both" if given else "has neither"
-            self._reject(f'{self._where()} {have} "every" and "cron"; it must have one of them.')
+            have = 'both "every" and "cron"' if given else 'neither "every" nor "cron"'
+            self._reject(f"{self._where()} has {have}; it must have one of them.")
             return None
         return self._read_every(value) if given == ["every"] else self._read_cron(value)
 
@@ -152,8 +152,9 @@ class _Entry:
             )
         except ValueError as error:
             self._reject(
-                f"{self._where('cron')} is {shown(cron)}, which is no cron expression: {error}; "
-                "it must be minute, hour, day of the month, month, day of the week."
+                f"{self._where('cron')} is {shown(cron)}, which is no cron expression ({error}); "
+                "it must be minute, hour, day of the month, month, day of the week, or six fields "
+                "with the seconds in front."
             )
         return None
 

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Protocol
 from zoneinfo import ZoneInfo
 
-INSTALL_HINT: Final = "Install it: pip install deferred-django[cron]"
+INSTALL_HINT: Final = 'Install it: pip install cronsim (it is the extra "cron" of deferred-django)'
 ALIASES: Final = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",
@@ -37,6 +37,10 @@ class Timing(Protocol):
     def signature(self) -> str:
         """What it is, in words: another one is another timing."""
 
+    @property
+    def words(self) -> str:
+        """The same for people, and for programs that show it to people."""
+
     def next_after(self, now: float, anchor: float) -> float:
         """The first tick after ``now``; ``anchor`` is when the periodic task was first seen."""
 
@@ -51,6 +55,12 @@ class Every:
     def signature(self) -> str:
         """Such as ``every 60.0``."""
         return f"every {self.seconds!r}"
+
+    @property
+    def words(self) -> str:
+        """Such as ``every 60 s``."""
+        whole = int(self.seconds)
+        return f"every {whole if whole == self.seconds else self.seconds!r} s"
 
     def next_after(self, now: float, anchor: float) -> float:
         """See :meth:`Timing.next_after`."""
@@ -83,7 +93,7 @@ class Cron:
         try:
             next(_simulation(expression, _EPOCH + timedelta(days=20_000)))
         except CronSimError as error:
-            raise ValueError(f"{error}, of {len(expression.split())} fields") from error
+            raise ValueError(str(error)) from error
         except StopIteration:
             raise ValueError("there is no such time within 50 years") from None
         return cls(expression, zone)
@@ -92,6 +102,11 @@ class Cron:
     def signature(self) -> str:
         """Such as ``cron 0 3 * * * Europe/Paris``."""
         return f"cron {self.expression} {self.zone.key}"
+
+    @property
+    def words(self) -> str:
+        """The signature, which is in words already."""
+        return self.signature
 
     @property
     def is_of_a_day(self) -> bool:

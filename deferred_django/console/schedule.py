@@ -42,7 +42,7 @@ def as_list(backend: Backend, schedule: Schedule | None) -> list[dict[str, Any]]
             {
                 "name": entry.name,
                 "task": entry.task,
-                "when": entry.timing.signature,
+                "when": entry.timing.words,
                 "next": None if record is None else record.next_at,
                 "last": None if record is None else record.last_at,
             }

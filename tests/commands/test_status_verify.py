@@ -312,7 +312,7 @@ def test_status_shows_the_periodic_tasks(command_line: CommandLine) -> None:
         done = command_line("deferred_status")
         shown = json.loads(command_line("deferred_status", "--format", "json").out)
     assert (done.code, done.err) == (0, "")
-    for words in ("in 1 min", "in 2 h", "21 h ago", "never", "not seen by a worker", "every 300.0"):
+    for words in ("in 1 min", "in 2 h", "21 h ago", "never", "not seen by a worker", "every 300 s"):
         assert words in done.out
     assert done.out.index("prices") < done.out.index("nightly") < done.out.index("new")
     assert "of others" not in done.out
@@ -327,14 +327,14 @@ def test_status_shows_the_periodic_tasks(command_line: CommandLine) -> None:
         {
             "name": "new",
             "task": "shop.tasks.new",
-            "when": "every 60.0",
+            "when": "every 60 s",
             "next": None,
             "last": None,
         },
         {
             "name": "prices",
             "task": "shop.tasks.prices",
-            "when": "every 300.0",
+            "when": "every 300 s",
             "next": now + 100.5,
             "last": None,
         },
