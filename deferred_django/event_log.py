@@ -112,13 +112,15 @@ def _died(signal: EventSignal, **told: Any) -> None:
 
 def _worker_started(signal: EventSignal, **told: Any) -> None:
     queues = "all queues" if told["queues"] is None else f"queues {', '.join(told['queues'])}"
-    message = "Worker %s starts: %d threads, %s."
-    _write(signal, told, message, told["worker"], told["threads"], queues)
+    threads = told["threads"]
+    message = f"Worker %s starts: %d thread{'' if threads == 1 else 's'}, %s."
+    _write(signal, told, message, told["worker"], threads, queues)
 
 
 def _worker_stopped(signal: EventSignal, **told: Any) -> None:
-    message = "Worker %s ends (%s) after %d attempts."
-    _write(signal, told, message, told["worker"], told["reason"], told["attempts"])
+    attempts = told["attempts"]
+    message = f"Worker %s ends (%s) after %d attempt{'' if attempts == 1 else 's'}."
+    _write(signal, told, message, told["worker"], told["reason"], attempts)
 
 
 def _worker_lost(signal: EventSignal, **told: Any) -> None:

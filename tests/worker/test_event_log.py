@@ -107,6 +107,14 @@ def test_the_lines_of_workers(queue: Queue, log: pytest.LogCaptureFixture) -> No
     ]
 
 
+def test_one_is_no_plural(queue: Queue, log: pytest.LogCaptureFixture) -> None:
+    tell(Worker, signals.worker_started, threads=1, queues=None)
+    tell(Worker, signals.worker_stopped, reason="max tasks", attempts=1)
+    starts, ends = (record.getMessage() for record in log.records)
+    assert starts.endswith("starts: 1 thread, all queues.")
+    assert ends.endswith("ends (max tasks) after 1 attempt.")
+
+
 def test_arguments_are_in_no_line(
     queue: Queue, backend: MemoryBackend, log: pytest.LogCaptureFixture
 ) -> None:
