@@ -20,7 +20,7 @@ SOON_SECONDS = 0.001
 class Guard(Deadline):
     """Ends one call of a function in time. Of use once."""
 
-    __slots__ = ("_on_stuck", "_timer", "interrupted", "message", "over")
+    __slots__ = ("_late_at", "_on_stuck", "_timer", "interrupted", "message", "over")
 
     def __init__(self, at: float, message: str, on_stuck: Callable[[], object]) -> None:
         """``at``: when to interrupt it (monotonic); ``message``: what the exception says."""
@@ -30,6 +30,7 @@ class Guard(Deadline):
         self.interrupted = False
         self.over = False
         """The function has ended."""
+        self._late_at: float | None = None
         self._timer = deadlines.process_timer()
 
     def passed(self) -> float | None:
@@ -39,8 +40,17 @@ class Guard(Deadline):
         if self.interrupted:
             self._on_stuck()
             return None
+        now = time.monotonic()
         self.interrupted = self.interrupt()
-        return time.monotonic() + (GRACE_SECONDS if self.interrupted else SOON_SECONDS)
+        if self.interrupted:
+            return now + GRACE_SECONDS
+        if self._late_at is None:
+            self._late_at = now + GRACE_SECONDS
+        if now < self._late_at:
+            return now + SOON_SECONDS
+        self.interrupted = True  # a call that is not to be interrupted does not return
+        self._on_stuck()
+        return None
 
     def caused_by(self, error: BaseException) -> TaskTimeout:
         """The failure of a function that has made another exception of it."""
@@ -54,7 +64,7 @@ class Guard(Deadline):
 
     @abc.abstractmethod
     def interrupt(self) -> bool:
-        """Have the function end, and say so; ``False`` if it has ended, or not begun yet."""
+        """Have the function end, and say so; ``False`` if it has ended, or cannot be now."""
 
     @abc.abstractmethod
     def where(self) -> TracebackType | None:

@@ -23,6 +23,7 @@ from deferred_django.context import TaskContext
 from deferred_django.exceptions import UnknownTask, WorkerLost
 from deferred_django.queue_choice import ALL_QUEUES, QueueChoice
 from deferred_django.queue_values import LocalRunner, NewCall
+from deferred_django.shield import shield
 from deferred_django.signals import announce_enqueued, task_enqueued
 
 MAX_CRASHES = 3
@@ -75,14 +76,15 @@ class Queue:
         Errors and durability are those of ``Backend.add_task``. Then :data:`task_enqueued` is sent.
         """
         data = context.to_bytes()
-        if self._local_runner is not None:
-            self._local_runner.enqueue(
-                data, task_id=task_id, publish_at=publish_at, queue=queue, priority=priority
-            )
-        else:
-            self.backend.add_task(
-                data, publish_at=publish_at, task_id=task_id, queue=queue, priority=priority
-            )
+        with shield():
+            if self._local_runner is not None:
+                self._local_runner.enqueue(
+                    data, task_id=task_id, publish_at=publish_at, queue=queue, priority=priority
+                )
+            else:
+                self.backend.add_task(
+                    data, publish_at=publish_at, task_id=task_id, queue=queue, priority=priority
+                )
         if task_enqueued.is_heard:
             announce_enqueued(context.task, task_id, queue, priority, publish_at)
         return task_id
@@ -103,26 +105,24 @@ class Queue:
             )
             for call in calls
         ]
-        if self._local_runner is None:
-            self.backend.add_tasks(tasks)
-        else:
-            for call, task in zip(calls, tasks, strict=True):
-                self._local_runner.enqueue(
-                    task.context,
-                    task_id=call.task_id,
-                    publish_at=call.publish_at,
-                    queue=call.queue,
-                    priority=call.priority,
-                )
+        with shield():
+            if self._local_runner is None:
+                self.backend.add_tasks(tasks)
+            else:
+                for context, task_id, due, queue, priority in calls:
+                    data = context.to_bytes()
+                    self._local_runner.enqueue(
+                        data, task_id=task_id, publish_at=due, queue=queue, priority=priority
+                    )
         if task_enqueued.is_heard:
             for context, task_id, publish_at, queue, priority in calls:
                 announce_enqueued(context.task, task_id, queue, priority, publish_at)
 
     def cancel(self, task_id: str) -> bool:
         """Remove a task that nobody runs: see ``Backend.remove_task``."""
-        if self._local_runner is not None:
-            return self._local_runner.cancel(task_id)
-        return self.backend.remove_task(task_id)
+        runner = self._local_runner
+        with shield():
+            return runner.cancel(task_id) if runner else self.backend.remove_task(task_id)
 
     # -- workers -----------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from deferred_django.conf_features import Features
 from deferred_django.conf_wording import SETTING
 from deferred_django.queue import Queue
 from deferred_django.queue_values import LocalRunner
+from deferred_django.shield import shield
 
 RESETTING = frozenset({SETTING, "BASE_DIR", "TIME_ZONE"})
 """The settings that what is kept here was made of: ``override_settings`` of one takes effect at
@@ -41,7 +42,7 @@ def get_backend() -> Backend:
     global _backend
     if _backend is not None:
         return _backend
-    with _lock:
+    with shield(), _lock:
         if _backend is None:
             loaded = _load()
             try:
@@ -67,7 +68,7 @@ def _load() -> conf.DeferredSettings:
     global _settings
     if (loaded := _settings) is not None:
         return loaded
-    with _lock:
+    with shield(), _lock:
         if _settings is None:
             _settings = conf.load()
         return _settings
@@ -81,7 +82,7 @@ def get_queue() -> Queue:
     global _queue, _runner
     if _queue is not None:
         return _queue
-    with _lock:
+    with shield(), _lock:
         if _queue is None:
             backend = get_backend()
             if not backend.keeps_tasks:
@@ -107,7 +108,7 @@ def set_local_runner(factory: Callable[[Features], LocalRunner]) -> None:
 def reset() -> None:
     """Close the backend and forget it; the next call builds one of the setting as it is then."""
     global _settings, _backend, _queue, _runner
-    with _lock:
+    with shield(), _lock:
         backend, runner = _backend, _runner
         _settings = _backend = _queue = _runner = None
     try:

@@ -16,11 +16,11 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, ClassVar
 
-from deferred_django import deadlines, stacks, thread_exceptions
+from deferred_django import deadlines, logging_locks, shield, stacks, thread_exceptions
 from deferred_django.exceptions import TaskTimeout
 from deferred_django.guard import Guard
 
-_RETURNED, _INTERRUPTED = "returned", "interrupted"
+_RETURNED, _INTERRUPTED, _HELD_BACK, _RAISED = "returned", "interrupted", "held back", "raised"
 
 
 class _Raised(TaskTimeout):
@@ -36,7 +36,7 @@ class _Raised(TaskTimeout):
 class ThreadGuard(Guard):
     """For a function that runs in a thread."""
 
-    __slots__ = ("_armed", "_first", "_sent", "_thread_id", "kind", "raised")
+    __slots__ = ("_armed", "_awaited", "_first", "_sent", "_thread_id", "kind", "raised")
 
     def __init__(self, at: float, message: str, on_stuck: Callable[[], object]) -> None:
         super().__init__(at, message, on_stuck)
@@ -45,6 +45,8 @@ class ThreadGuard(Guard):
         """What was raised in the thread. Of what C code swallows, Python 3.11 makes none."""
         self._thread_id = threading.get_ident()
         self._armed = False
+        self._awaited = False
+        """It was to be interrupted while that was held back."""
         self._first: dict[None, str] = {}
         self._sent = False
 
@@ -52,13 +54,17 @@ class ThreadGuard(Guard):
         """Have ``TaskTimeout`` raised, unless the function has ended or not begun."""
         if not self._armed:
             return False
-        namespace = {"guard": self, "__module__": TaskTimeout.__module__}
-        self.kind = type(TaskTimeout.__name__, (_Raised,), namespace)
-        if self._first.setdefault(None, _INTERRUPTED) is not _INTERRUPTED:
-            return False
-        thread_exceptions.raise_in(self._thread_id, self.kind)
-        self._sent = True
-        return True
+        if self.kind is None:
+            namespace = {"guard": self, "__module__": TaskTimeout.__module__}
+            self.kind = type(TaskTimeout.__name__, (_Raised,), namespace)
+        first = self._first.setdefault(None, _INTERRUPTED)
+        if first is _INTERRUPTED:
+            thread_exceptions.raise_in(self._thread_id, self.kind)
+            self._sent = True
+            return True
+        if first is _HELD_BACK:
+            self._awaited = True
+        return first is _RAISED
 
     def run(
         self, func: Callable[..., object], args: Any, kwargs: Any
@@ -72,6 +78,7 @@ class ThreadGuard(Guard):
         call = functools.partial(func, *args, **kwargs)
         try:
             try:
+                shield.enter_on_record(self._thread_id, self)
                 self._timer.add(self)
                 self._armed = True
                 result = call()
@@ -105,8 +112,30 @@ class ThreadGuard(Guard):
             while not self._sent and self._timer is deadlines.process_timer():
                 time.sleep(0.0001)
             thread_exceptions.withdraw(self._thread_id)
+            logging_locks.free_own()
         self.over = True
+        shield.strike_off(self._thread_id)
         self._timer.remove(self)
+
+    def hold_back(self) -> bool:
+        """See :class:`~deferred_django.shield.Interrupting`."""
+        if self._first.get(None) is _HELD_BACK:
+            return False
+        if self._first.setdefault(None, _HELD_BACK) is _HELD_BACK:
+            return True
+        # Sent, and raised already or in the next steps: those of this loop, if not before.
+        while not self._sent and self._timer is deadlines.process_timer():
+            time.sleep(0.0001)
+        time.sleep(0)
+        return False
+
+    def go_on(self) -> None:
+        """See :class:`~deferred_django.shield.Interrupting`."""
+        if self._awaited and self.kind is not None:
+            self._first[None] = _RAISED
+            self._sent = True
+            raise self.kind
+        del self._first[None]
 
     def _is_own(self, error: BaseException) -> bool:
         return self.kind is not None and isinstance(error, self.kind)

@@ -11,8 +11,8 @@ from tests.support import run_python
 
 LAYERS = (
     # The lowest first. A module imports from its own layer (never in a circle) and those before.
-    ("__init__", "bell", "exceptions", "forks", "ids", "nesting"),
-    ("deadlines", "limits_board", "stacks", "thread_exceptions"),
+    ("__init__", "bell", "exceptions", "forks", "ids", "nesting", "shield"),
+    ("deadlines", "limits_board", "logging_locks", "stacks", "thread_exceptions"),
     ("coroutine_guard", "guard", "thread_guard", "time_limit"),
     ("backends", "backends.failures", "backends.schedule", "backends.values"),
     ("backends.base",),
@@ -64,7 +64,7 @@ LAYERS = (
         "testing.*",
     ),
 )
-WITHOUT_DJANGO = ("exceptions", "forks", "ids", "nesting", "backends.*")
+WITHOUT_DJANGO = ("exceptions", "forks", "ids", "nesting", "shield", "backends.*")
 """The store: usable, testable and fuzzable alone."""
 
 MODULES = package_modules()
