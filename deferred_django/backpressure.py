@@ -1,8 +1,8 @@
 """Letting producers wait while the workers have more to do than the setting wants.
 
 Who waits is the caller of ``enqueue``, before anything is written or held for a commit; never the
-hook after a commit, never what workers add themselves, and never a task: those who work the queue
-off would wait for each other.
+hook after a commit, never what workers add themselves, and never a task or a receiver of a worker's
+signals: those who work the queue off would wait for each other.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from asgiref.sync import sync_to_async
 
 from deferred_django.backends.base import Backend
 from deferred_django.backpressure_setting import Backpressure
-from deferred_django.current import is_inside_task
+from deferred_django.current import is_work
 from deferred_django.exceptions import PushTimeout
 
 POLL_SECONDS = 0.05
@@ -39,7 +39,7 @@ class Gate:
 
         Raises ``OSError`` if the tasks cannot be counted.
         """
-        if is_inside_task():
+        if is_work():
             return
         count, until = self._count(), time.monotonic() + self._setting.timeout
         while count is not None:
@@ -51,7 +51,7 @@ class Gate:
 
         It counts in a thread that nobody else waits for.
         """
-        if is_inside_task():
+        if is_work():
             return
         counted = sync_to_async(self._count, thread_sensitive=False)
         count, until = await counted(), time.monotonic() + self._setting.timeout

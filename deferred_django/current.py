@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -89,6 +90,23 @@ def current_task() -> CurrentTask:
 def is_inside_task() -> bool:
     """Whether this code runs in a task."""
     return _current.get(None) is not None
+
+
+class _Thread(threading.local):
+    works = False
+
+
+_thread = _Thread()
+
+
+def work_in_this_thread() -> None:
+    """The calling thread is a worker's: what it does beside its tasks is work too."""
+    _thread.works = True
+
+
+def is_work() -> bool:
+    """Whether this code runs in a task, or in a thread of a worker: a receiver of its signals."""
+    return _thread.works or is_inside_task()
 
 
 class running:  # noqa: N801 - used as contextlib's own context managers are

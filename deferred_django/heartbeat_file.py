@@ -96,7 +96,8 @@ class HeartbeatFile:
         fd = self._open(self.path, os.O_CREAT)
         try:
             if not os.fstat(fd).st_size:
-                os.write(fd, b"%d\n" % os.getpid())
+                with contextlib.suppress(OSError):  # a full disk: the time is what counts
+                    os.write(fd, b"%d\n" % os.getpid())
             os.utime(fd, (moment, moment))
         finally:
             os.close(fd)

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from deferred_django import connections
+from deferred_django import connections, current
 from deferred_django.backends.base import ClaimedTask, RunningTask
 from deferred_django.bell import Bell
 from deferred_django.hold import Abandoned, Hold
@@ -244,6 +244,7 @@ class Pool:
 
     def _work(self, slot: _Slot, first: Callable[[], object] | None) -> None:
         connections.watch_thread()
+        current.work_in_this_thread()
         try:
             if first is not None:
                 first()

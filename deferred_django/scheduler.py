@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from deferred_django import connections, logs
+from deferred_django import connections, current, logs
 from deferred_django.backends.schedule import ScheduleHold, TickRecord
 from deferred_django.context import TaskContext
 from deferred_django.enqueue_call import CallTarget, EnqueueCall
@@ -118,7 +118,10 @@ class Scheduler:
                 logger.info("Periodic task %r is not enqueued: %s", tick.entry.name, stop)
             except (TypeError, ValueError):  # it will not be better the next time
                 logger.exception("The tick of periodic task %r is dropped", tick.entry.name)
-            except Exception as error:  # a full store, a refusal: this tick is tried again
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # a full store, a refusal, also a SystemExit of the
+                # project's middleware and receivers: this tick is tried again
                 logs.store_error(f"Enqueueing periodic task {tick.entry.name!r}", error)
                 continue
             done.append(tick.entry.name)
@@ -181,12 +184,13 @@ class Ticker:
             self._thread.join(RETRY_SECONDS)
 
     def _work(self) -> None:
+        current.work_in_this_thread()
         while not self._end.is_set():
             began = time.time()
             try:
                 with _closing_connections():
                     again = self._scheduler.look(self._end.wait)
-            except Exception as error:  # the worker goes on whatever happens here
+            except BaseException as error:  # the worker goes on whatever happens here
                 logs.store_error("Looking after the schedule", error)
                 again = time.time() + RETRY_SECONDS
             self._looked.set()

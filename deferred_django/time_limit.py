@@ -8,6 +8,7 @@ told so.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -23,7 +24,7 @@ from deferred_django.thread_guard import ThreadGuard
 class TimeLimit:
     """The limit of one attempt. It counts from the first call of the function."""
 
-    __slots__ = ("_at", "_board", "_guard", "_on_stuck", "_task_id", "seconds", "stuck")
+    __slots__ = ("_at", "_board", "_guard", "_on_stuck", "_pid", "_task_id", "seconds", "stuck")
 
     def __init__(
         self,
@@ -43,6 +44,7 @@ class TimeLimit:
         self._task_id = task_id
         self._at: float | None = None
         self._guard: Guard | None = None
+        self._pid = os.getpid()
         deadlines.process_timer().start()
 
     @property
@@ -101,7 +103,9 @@ class TimeLimit:
         return self._at
 
     def _end(self) -> None:
-        if self._board is not None and not self.stuck:  # then it may be another's by now
+        # If stuck, the place may be another's by now. In a child that the task has forked it is the
+        # parent's, which still runs it.
+        if self._board is not None and not self.stuck and self._pid == os.getpid():
             self._board.end()
 
     def _is_stuck(self) -> None:

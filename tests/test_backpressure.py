@@ -18,10 +18,12 @@ from django.test import override_settings
 from deferred_django import PushTimeout, enqueue_many, get_backend, get_queue
 from deferred_django.backends.base import Backend, NewTask
 from deferred_django.backends.disk import DiskBackend
+from deferred_django.signals import task_succeeded
 from deferred_django.testing import run_enqueued
 from tests.harness import Project
 from tests.support import wait_until
 from tests.testapp import tasks
+from tests.worker.fakes import Running
 
 
 @contextmanager
@@ -257,6 +259,25 @@ def test_what_workers_add_never_waits(tmp_path: Path) -> None:
         backend.add_dead_task("dead", b"x", ValueError(), task_class="a.b", attempts=1)
         assert get_queue().retry_dead_tasks(["dead"]) == ["dead"]
         assert time.monotonic() - began < 30
+
+
+def test_a_receiver_of_a_workers_signals_never_waits(tmp_path: Path) -> None:
+    """What it enqueues after each task would hold up the threads that work the queue off."""
+    followed: list[str] = []
+
+    def follow(**told: Any) -> None:
+        if len(followed) < 3:
+            followed.append(tasks.record.enqueue("follows"))
+
+    with marks(tmp_path, 1, 0, timeout=60) as backend:
+        tasks.record.enqueue("first")
+        task_succeeded.connect(follow)
+        try:
+            with Running(get_queue(), threads=1):
+                wait_until(lambda: len(tasks.calls) == 4, 10)
+        finally:
+            task_succeeded.disconnect(follow)
+        assert backend.pending_tasks() == []
 
 
 def test_without_a_store_nothing_waits() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from deferred_django import EnqueueStopped
+from deferred_django import scheduler as scheduling
 from deferred_django.backends.schedule import TickRecord
 from deferred_django.conf_features import Features
 from deferred_django.context import TaskContext
@@ -19,6 +21,7 @@ from deferred_django.schedule_setting import PeriodicTask
 from deferred_django.scheduler import HELD_SECONDS, LOOK_SECONDS, RETRY_SECONDS, Scheduler
 from deferred_django.timing import Cron, Every
 from tests.periodic.memory import Clock, ScheduleMemory, entry, scheduler
+from tests.support import wait_until
 
 START = 1792888200.0
 HOURLY = entry("hourly", Every(3600.0))
@@ -375,3 +378,47 @@ def test_the_id_of_a_tick_can_be_stored(name: str, expected: str | None) -> None
     if name == "nightly":
         assert task_id == expected
     assert id_at(entry("a b", Every(60.0)), 5.0) != id_at(entry("a_b", Every(60.0)), 5.0)
+
+
+@pytest.mark.parametrize("kind", [SystemExit, GeneratorExit, asyncio.CancelledError])
+def test_what_ends_threads_ends_no_scheduler(
+    backend: ScheduleMemory, clock: Clock, kind: type[BaseException]
+) -> None:
+    """A tick that middleware answers so is tried again, and holds up no other."""
+    raising = [True]
+
+    def see(call: Any) -> None:
+        if raising and call.id == id_at(HOURLY, START + 3600):
+            raise kind
+
+    other = entry("other", Every(3600.0))
+    queue = Queue(backend, features=Features(enqueue_middleware=(("x.see", see),)))
+    worker = Scheduler(queue, (HOURLY, other), clock=clock, settings_read_at=0.0)
+    worker.look()
+    clock.now += 3600
+    worker.look()
+    assert ids(backend) == [id_at(other, START + 3600)]
+    raising.clear()
+    worker.look()
+    assert sorted(ids(backend)) == sorted([id_at(HOURLY, START + 3600), id_at(other, START + 3600)])
+
+
+def test_the_schedules_thread_goes_on_after_anything(
+    backend: ScheduleMemory, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduling, "RETRY_SECONDS", 0.01)
+    answers: list[BaseException] = [SystemExit(1), KeyboardInterrupt(), OSError("full")]
+    looks: list[None] = []
+
+    def look(pause: object) -> float:
+        if answers:
+            raise answers.pop()
+        looks.append(None)
+        return clock() + LOOK_SECONDS
+
+    worker = scheduler(backend, clock, HOURLY)
+    monkeypatch.setattr(worker, "look", look)
+    ticker = scheduling.Ticker(worker)
+    ticker.start()
+    wait_until(lambda: bool(looks))
+    ticker.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -46,6 +47,25 @@ def heartbeat(path: Path, monkeypatch: pytest.MonkeyPatch) -> HeartbeatFile:
 
 def age(path: Path) -> float:
     return time.time() - path.stat().st_mtime
+
+
+def test_on_a_full_disk_it_is_kept_fresh(
+    heartbeat: HeartbeatFile, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says nothing then, and its time says all."""
+
+    def write(fd: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", write)
+    now = time.monotonic()
+    for number in (0, 1):
+        heartbeat.beater(number)(now)
+    heartbeat.update([0, 1])
+    os.utime(path, (0, 0))
+    heartbeat.update([0, 1])
+    assert path.stat().st_size == 0
+    assert age(path) < 5
 
 
 def test_it_is_as_old_as_the_process_that_is_silent_longest(

@@ -104,3 +104,14 @@ def test_it_is_looked_seldom_where_no_task_has_a_limit() -> None:
     assert slot is not None
     slot.begin(time.monotonic() + 60, "1-2-a-3")
     assert processes.seconds_to_next([place]) <= frozen.LOOK_SECONDS
+
+
+def test_a_forked_child_leaves_its_parents_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    board = LimitsBoard(1)
+    limit = TimeLimit(60, None, board.slot(0, 0), "1-2-a-0")
+
+    def fork() -> None:
+        monkeypatch.setattr(os, "getpid", lambda: -1)
+
+    limit.call(fork, (), {})
+    assert board.overdue(0, float("inf")).keys() == {"1-2-a-0"}
