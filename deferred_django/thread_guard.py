@@ -3,8 +3,9 @@
 An exception from another thread is raised at some later moment, between any two bytecodes. So the
 thread and the timer agree first who of them comes first: one operation on a dict settles whether
 there will be an exception, and it is at most one. Only if the timer was first, the thread waits
-until the exception is on its way and takes it back; should it be raised just then, it is so in
-:meth:`ThreadGuard.run`, which drops it.
+until the exception is on its way and was taken back: by the timer, as a rule, while the thread
+waits, so that none is raised. Should it be raised just before, it is so in :meth:`ThreadGuard.run`,
+which drops it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from deferred_django.exceptions import TaskTimeout
 from deferred_django.guard import Guard
 
 _RETURNED, _INTERRUPTED, _HELD_BACK, _RAISED = "returned", "interrupted", "held back", "raised"
+_PATIENCE = 0.05
+"""Seconds between looks whether the process has become a forked child."""
 
 
 class _Raised(TaskTimeout):
@@ -36,7 +39,17 @@ class _Raised(TaskTimeout):
 class ThreadGuard(Guard):
     """For a function that runs in a thread."""
 
-    __slots__ = ("_armed", "_awaited", "_first", "_sent", "_thread_id", "kind", "raised")
+    __slots__ = (
+        "_armed",
+        "_awaited",
+        "_first",
+        "_leaving",
+        "_sending",
+        "_sent",
+        "_thread_id",
+        "kind",
+        "raised",
+    )
 
     def __init__(self, at: float, message: str, on_stuck: Callable[[], object]) -> None:
         super().__init__(at, message, on_stuck)
@@ -49,6 +62,9 @@ class ThreadGuard(Guard):
         """It was to be interrupted while that was held back."""
         self._first: dict[None, str] = {}
         self._sent = False
+        self._sending: threading.Lock | None = None
+        """Taken by the timer until it has sent the exception, and taken it back if need be."""
+        self._leaving = False
 
     def interrupt(self) -> bool:
         """Have ``TaskTimeout`` raised, unless the function has ended or not begun."""
@@ -57,11 +73,15 @@ class ThreadGuard(Guard):
         if self.kind is None:
             namespace = {"guard": self, "__module__": TaskTimeout.__module__}
             self.kind = type(TaskTimeout.__name__, (_Raised,), namespace)
-        first = self._first.setdefault(None, _INTERRUPTED)
-        if first is _INTERRUPTED:
-            thread_exceptions.raise_in(self._thread_id, self.kind)
-            self._sent = True
-            return True
+        self._sending = sending = threading.Lock()
+        with sending:
+            first = self._first.setdefault(None, _INTERRUPTED)
+            if first is _INTERRUPTED:
+                thread_exceptions.raise_in(self._thread_id, self.kind)
+                self._sent = True
+                if self._leaving:
+                    thread_exceptions.withdraw(self._thread_id)
+                return True
         if first is _HELD_BACK:
             self._awaited = True
         return first is _RAISED
@@ -108,9 +128,17 @@ class ThreadGuard(Guard):
     def _leave(self) -> None:
         """When this returns nothing of this guard is raised any more. Can be called again."""
         if self._first.setdefault(None, _RETURNED) is _INTERRUPTED:
+            # Before the wait: nothing is raised within one, and what could be raised after it the
+            # timer has taken back by then. Else it might meet a callback of the garbage collector.
+            self._leaving = True
+            sending = self._sending
+            assert sending is not None
             # In a child that was forked in between there is nobody who sends it.
-            while not self._sent and self._timer is deadlines.process_timer():
-                time.sleep(0.0001)
+            while not sending.acquire(timeout=_PATIENCE):
+                if self._timer is not deadlines.process_timer():
+                    break
+            else:
+                sending.release()  # for a second call
             thread_exceptions.withdraw(self._thread_id)
             logging_locks.free_own()
         self.over = True

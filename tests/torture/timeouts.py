@@ -23,6 +23,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from deferred_django import thread_guard
+
 THREADS = 4
 SWITCH_SECONDS = 0.00002
 """How soon the interpreter changes threads: the timer is to be in time."""
@@ -48,8 +50,9 @@ class Books(logging.Handler):
         stack = traceback.extract_stack()
         if any(frame.filename == limited.__file__ for frame in stack):
             limited.aim.in_finalizer = True
-        elif stack[-2].line == "result = call()":
-            # The garbage collector came while the function's frame was on its way out.
+        elif stack[-2].filename == thread_guard.__file__:
+            # The garbage collector came while the function's frame was on its way out, or right
+            # behind that, in the guard's.
             self.counts["met in a finalizer as the function ended"] += 1
             limited.aim.in_finalizer = True
         else:
