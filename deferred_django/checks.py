@@ -1,8 +1,8 @@
 """System checks of the ``DEFERRED`` setting and of the place that it names.
 
 Errors (``deferred_django.E…``) are what :mod:`deferred_django.conf` finds wrong.
-Warnings are about the place, which may differ between where the checks run and where the project
-does.
+Warnings are about what may differ between where the checks run and where the project does, such as
+the place, and about what is valid and can hardly be meant.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from django.core.exceptions import ImproperlyConfigured
 
 from deferred_django import conf, schedule_checks
 from deferred_django.backends.disk import ofd
+from deferred_django.conf_wording import named
+from deferred_django.middleware_setting import ENQUEUE_KEY, LOG_CONTEXT_KEY, PERFORM_KEY
 
 TAG: Final = schedule_checks.TAG
 MOUNTS: Final = "/proc/self/mountinfo"
@@ -46,6 +48,7 @@ NETWORK_FILE_SYSTEMS: Final = frozenset(
 def register() -> None:
     """Let Django's ``check`` run the checks of this module."""
     checks.register(check_setting, TAG)
+    checks.register(check_log_context, TAG)
     checks.register(check_place, TAG)
     checks.register(schedule_checks.check_schedule, TAG)
 
@@ -55,6 +58,35 @@ def check_setting(**kwargs: Any) -> list[checks.CheckMessage]:
     return [
         checks.Error(problem.message, hint=problem.hint, id=f"{TAG}.{problem.code}")
         for problem in conf.problems()
+    ]
+
+
+def check_log_context(**kwargs: Any) -> list[checks.CheckMessage]:
+    """Whether anything can carry the context variables that are listed.
+
+    Middleware of the project may call what is shipped: only where there is none is it certain.
+    """
+    try:
+        features = conf.load().features
+    except ImproperlyConfigured:  # reported by check_setting
+        return []
+    missing = [
+        key
+        for key, middleware in (
+            (ENQUEUE_KEY, features.enqueue_middleware),
+            (PERFORM_KEY, features.perform_middleware),
+        )
+        if not middleware
+    ]
+    if not features.log_context_vars or not missing:
+        return []
+    return [
+        checks.Warning(
+            f"{named(LOG_CONTEXT_KEY)} has no effect: there is no {' and no '.join(missing)}.",
+            hint=f'List "deferred_django.middleware.carry_log_context" in {ENQUEUE_KEY} and '
+            f'"deferred_django.middleware.log_context" in {PERFORM_KEY}.',
+            id=f"{TAG}.W005",
+        )
     ]
 
 

@@ -53,6 +53,35 @@ def test_what_is_wrong_with_the_setting_is_an_error_by_the_same_words(
             management.call_command("check")
 
 
+CARRY = ["deferred_django.middleware.carry_log_context"]
+SET = ["deferred_django.middleware.log_context"]
+
+
+@pytest.mark.parametrize(
+    ("lists", "missing"),
+    [
+        ({}, "no ENQUEUE_MIDDLEWARE and no PERFORM_MIDDLEWARE."),
+        ({"PERFORM_MIDDLEWARE": SET}, "no ENQUEUE_MIDDLEWARE."),
+        ({"ENQUEUE_MIDDLEWARE": CARRY}, "no PERFORM_MIDDLEWARE."),
+        ({"ENQUEUE_MIDDLEWARE": CARRY, "PERFORM_MIDDLEWARE": SET}, None),
+    ],
+)
+def test_a_log_context_that_nothing_carries_is_a_warning(
+    lists: dict[str, Any], missing: str | None
+) -> None:
+    variables = {"LOG_CONTEXT_VARS": ["tests.testapp.middleware.tenant"]}
+    with override_settings(DEFERRED={"BACKEND": None, **variables, **lists}):
+        found = run()
+    with override_settings(DEFERRED={"BACKEND": None, **lists}):
+        assert run() == []
+    if missing is None:
+        assert found == []
+    else:
+        [(code, message)] = found
+        assert code == "deferred_django.W005"
+        assert message == f'DEFERRED["LOG_CONTEXT_VARS"] has no effect: there is {missing}'
+
+
 def test_a_platform_without_the_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ofd, "locks_are_supported", lambda: False)
     with override_settings(DEFERRED={}):
