@@ -108,7 +108,7 @@ def _queue_name(name: object) -> str:
     if not isinstance(name, str):
         raise TypeError(f"queue must be a str, not {short(name)}")
     if not QUEUE_PATTERN.fullmatch(name):
-        raise ValueError(f"queue must be 1 to 100 of [A-Za-z0-9_.-], not {short(name)}")
+        raise ValueError(f"queue must be 1 to 100 characters of [A-Za-z0-9_.-], not {short(name)}")
     return name
 
 

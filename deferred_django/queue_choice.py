@@ -74,7 +74,9 @@ def checked_names(names: Iterable[str], *, others: bool = False) -> list[str]:
                 raise ValueError("* stands for all other queues: it must be the last")
         elif not QUEUE_PATTERN.fullmatch(name):
             hint = "; it can stand in --queues only" if name == OTHERS else ""
-            raise ValueError(f"{name!r} is no queue name (1 to 100 of A-Z a-z 0-9 _ . -){hint}")
+            raise ValueError(
+                f"{name!r} is no queue name (1 to 100 characters of [A-Za-z0-9_.-]){hint}"
+            )
     return found
 
 

@@ -189,7 +189,8 @@ class _Entry:
         if queue is None or (isinstance(queue, str) and QUEUE_PATTERN.fullmatch(queue)):
             return queue
         self._reject(
-            f"{self._where('queue')} is {shown(queue)}; it must be 1 to 100 of [A-Za-z0-9_.-]."
+            f"{self._where('queue')} is {shown(queue)}; it must be 1 to 100 characters of "
+            "[A-Za-z0-9_.-]."
         )
         return None
 

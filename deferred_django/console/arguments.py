@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from django.core.management.base import CommandError
@@ -33,6 +33,17 @@ def seconds(value: Any) -> float:
     if not 0 <= number < math.inf:
         raise ValueError("it must be a number of seconds of 0 or more")
     return number
+
+
+def one_of(choices: Sequence[str]) -> Callable[[Any], str]:
+    """Reads one of ``choices``; ``ValueError`` for anything else."""
+
+    def parse(value: Any) -> str:
+        if value not in choices:
+            raise ValueError(f"it must be one of {', '.join(choices)}")
+        return str(value)
+
+    return parse
 
 
 def option(parse: Callable[[Any], Any]) -> Callable[[str], Any]:

@@ -278,6 +278,17 @@ def test_a_backend_that_keeps_nothing(command_line: CommandLine) -> None:
     assert command_line("deadtasks", "purge", "x", "--noinput").code == 1
 
 
+@pytest.mark.parametrize("command", ["deferred_status", "deferred_verify"])
+def test_a_format_that_there_is_not_is_refused_in_code_too(
+    backend: FakeBackend, command: str
+) -> None:
+    with pytest.raises(
+        CommandError, match="format is 'xml': it must be one of table, json"
+    ) as raised:
+        call_command(command, format="xml")
+    assert raised.value.returncode == 2
+
+
 @override_settings(DEFERRED={"BACKEND": "disk", "PREFIXX": "oops-"})
 def test_a_wrong_setting_is_named(command_line: CommandLine) -> None:
     for name, arguments in (

@@ -9,7 +9,14 @@ from django.core.management.base import CommandError, CommandParser
 
 from deferred_django.backends.base import Backend, Limits
 from deferred_django.console import health
-from deferred_django.console.arguments import checked, count, option, seconds
+from deferred_django.console.arguments import (
+    checked,
+    checked_if_given,
+    count,
+    one_of,
+    option,
+    seconds,
+)
 from deferred_django.console.command import StoreCommand
 from deferred_django.console.prometheus import write_metrics
 from deferred_django.console.records import to_json
@@ -64,8 +71,9 @@ class Command(StoreCommand):
             for name, (parse, _, _) in CHECKS.items()
             if options.get(name) is not None
         }
+        form = checked_if_given("format", one_of(FORMATS), options.get("format"))
         if options.get("check"):
-            if options.get("format"):
+            if form is not None:
                 raise CommandError("--check prints no status: leave out --format.", returncode=2)
             self._check(backend, **asked)
             return
@@ -74,10 +82,10 @@ class Command(StoreCommand):
             raise CommandError(f"{flags}: for --check only.", returncode=2)
         status = backend.status()
         periodic = as_list(backend, get_features().schedule)
-        if options.get("format") == "json":
+        if form == "json":
             shown = {**as_dict(status), "schedule": periodic}
             self.out.write(to_json(shown, indent=2) + "\n")
-        elif options.get("format") == "prometheus":
+        elif form == "prometheus":
             write_metrics(self.out, status)
         else:
             write_status(self.out, status)

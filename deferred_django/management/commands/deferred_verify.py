@@ -10,8 +10,11 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from deferred_django.backends.base import Backend, Finding
+from deferred_django.console.arguments import checked, one_of
 from deferred_django.console.command import StoreCommand
 from deferred_django.console.records import to_json
+
+FORMATS = ("table", "json")
 
 
 class Command(StoreCommand):
@@ -21,18 +24,22 @@ class Command(StoreCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Add ``--format``."""
-        parser.add_argument("--format", choices=["table", "json"], default="table")
+        parser.add_argument(
+            "--format", choices=FORMATS, default="table", help="What to print (default: table)."
+        )
 
     def run(self, backend: Backend, options: Mapping[str, Any]) -> None:
         """Print each finding and how many there are."""
+        form = checked("format", one_of(FORMATS), options["format"])
         findings = backend.verify()
-        if options["format"] == "json":
+        if form == "json":
             self.out.write(to_json([asdict(finding) for finding in findings], indent=2) + "\n")
         else:
             self._write(findings)
         harmful = sum(finding.kind != "torn" for finding in findings)
         if harmful:
-            raise CommandError(f"The store is damaged or cannot be read in {harmful} places.")
+            places = "place" if harmful == 1 else "places"
+            raise CommandError(f"The store is damaged or cannot be read in {harmful} {places}.")
 
     def _write(self, findings: Sequence[Finding]) -> None:
         for finding in findings:
