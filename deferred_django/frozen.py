@@ -30,11 +30,12 @@ from deferred_django.task import resolve_task
 
 logger = logging.getLogger("deferred_django")
 
-FROZEN_SECONDS = 5.0
-"""How long a process has to do something about a stuck task itself."""
+FROZEN_SECONDS = guard.GRACE_SECONDS + 1.0
+"""How long a process has to do something about an overdue task itself, from when it was first seen
+so. It may have been stopped for long, alone or with all others, and only now meet its deadlines:
+then it needs the whole grace of its tasks."""
 LOOK_SECONDS = 1.0
-"""How often processes that run tasks with limits are looked at. One that looks frozen is looked at
-once more before that is believed: all processes may have been stopped together."""
+"""How often processes that run tasks with limits are looked at."""
 IDLE_LOOKS = 5
 """So many times more seldom where no task has a limit."""
 SETTLE_SECONDS = 15.0
@@ -57,7 +58,8 @@ class FrozenProcesses:
         self.board = LimitsBoard(processes)
         self.killed: set[int] = set()
         """The pids of those that were ended for it and that nobody has waited for yet."""
-        self._seen: dict[int, set[str]] = {}
+        self._seen: dict[int, dict[str, float]] = {}
+        """By pid: what is overdue, and since when that is known."""
         self._settling: dict[int, tuple[int, float]] = {}  # by the pid of the child
         self._look_at = 0.0
 
@@ -75,16 +77,18 @@ class FrozenProcesses:
             return
         self._look_at = now + LOOK_SECONDS
         self._reap(now)
-        moment = now - guard.GRACE_SECONDS - FROZEN_SECONDS
         seen, self._seen = self._seen, {}
         for place in places:
             if place.pid is None or place.pid in self.killed or not self.board.in_use(place.number):
                 continue
-            overdue = self.board.overdue(place.number, moment)
-            again = seen.get(place.pid, set()) & set(overdue)
-            self._seen[place.pid] = set(overdue)
-            if again and not _is_stopped(place.pid):
-                self._settle(place.pid, {task_id: overdue[task_id] for task_id in again}, now)
+            overdue = self.board.overdue(place.number, now - guard.GRACE_SECONDS)
+            if not overdue or _is_stopped(place.pid):
+                continue
+            before = seen.get(place.pid, {})
+            since = {task_id: before.get(task_id, now) for task_id in overdue}
+            self._seen[place.pid] = since
+            if now - min(since.values()) >= FROZEN_SECONDS:
+                self._settle(place.pid, overdue, now)
 
     def _settle(self, pid: int, overdue: dict[str, float], now: float) -> None:
         logger.error(

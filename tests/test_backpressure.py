@@ -18,6 +18,7 @@ from django.test import override_settings
 from deferred_django import PushTimeout, enqueue_many, get_backend, get_queue
 from deferred_django.backends.base import Backend, NewTask
 from deferred_django.backends.disk import DiskBackend
+from deferred_django.queue_choice import QueueChoice
 from deferred_django.signals import task_succeeded
 from deferred_django.testing import run_enqueued
 from tests.harness import Project
@@ -271,13 +272,14 @@ def test_a_receiver_of_a_workers_signals_never_waits(tmp_path: Path) -> None:
 
     with marks(tmp_path, 1, 0, timeout=60) as backend:
         tasks.record.enqueue("first")
+        backend.add_task(b"x", queue="left")
         task_succeeded.connect(follow)
         try:
-            with Running(get_queue(), threads=1):
+            with Running(get_queue(), threads=1, choice=QueueChoice.of(["default"])):
                 wait_until(lambda: len(tasks.calls) == 4, 10)
         finally:
             task_succeeded.disconnect(follow)
-        assert backend.pending_tasks() == []
+        assert [task.queue for task in backend.pending_tasks()] == ["left"]
 
 
 def test_without_a_store_nothing_waits() -> None:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 
@@ -62,36 +63,45 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def test_a_process_is_believed_to_be_frozen_at_the_second_look(
+def test_a_process_is_believed_to_be_frozen_after_a_while(
     sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not if it is stopped, and not for what is over by then."""
+    """Not if it is stopped, nor just after that, and not for what is over by then."""
     settled: list[dict[str, float]] = []
     processes = FrozenProcesses(1)
-    monkeypatch.setattr(frozen, "LOOK_SECONDS", 0.0)
+    moment = time.monotonic()
+    monkeypatch.setattr(frozen, "time", SimpleNamespace(monotonic=lambda: moment))
     monkeypatch.setattr(
         processes, "_settle", lambda pid, overdue, now: settled.append(overdue), raising=True
     )
     places = [Process(0, sleeper.pid)]
     slot = processes.board.slot(0, 0)
     assert slot is not None
-    long_ago = time.monotonic() - guard.GRACE_SECONDS - frozen.FROZEN_SECONDS - 1
+    long_ago = moment - 100
+
+    def look_after(seconds: float) -> None:
+        nonlocal moment
+        moment += seconds
+        processes.look(places)
+
     slot.begin(long_ago, "1-2-a-3")
-    processes.look(places)
+    look_after(2.0)
+    look_after(4.0)
     slot.begin(long_ago, "1-2-a-4")
-    processes.look(places)
+    look_after(4.0)
     slot.end()
-    processes.look(places)
-    assert settled == []
+    look_after(4.0)
     slot.begin(long_ago, "1-2-a-5")
-    processes.look(places)
+    look_after(2.0)
     os.kill(sleeper.pid, signal.SIGSTOP)
     wait_until(lambda: frozen._is_stopped(sleeper.pid))
-    processes.look(places)
-    assert settled == []
+    look_after(60.0)
     os.kill(sleeper.pid, signal.SIGCONT)
     wait_until(lambda: not frozen._is_stopped(sleeper.pid))
-    processes.look(places)
+    look_after(2.0)
+    look_after(guard.GRACE_SECONDS)
+    assert settled == []
+    look_after(1.0)
     assert settled == [{"1-2-a-5": long_ago}]
 
 
