@@ -20,6 +20,7 @@ from deferred_django.signatures import CallChecker
 from deferred_django.task import resolve_task
 
 TAG: Final = "deferred_django"
+_FOR_OTHERS: Final = "It is enqueued all the same, for a worker that can run it."
 
 
 def check_schedule(**kwargs: Any) -> list[checks.CheckMessage]:
@@ -40,23 +41,26 @@ def check_schedule(**kwargs: Any) -> list[checks.CheckMessage]:
             )
         )
     for entry in schedule:
-        why = _why_not(entry)
-        if why is not None:
-            found.append(
-                checks.Warning(
-                    f"{named(KEY, entry.name)} cannot be run here: {why}.",
-                    hint="It is enqueued all the same, for a worker that can run it.",
-                    id=f"{TAG}.W004",
-                )
-            )
+        problem = _problem(entry)
+        if problem is not None:
+            what, hint = problem
+            message = f"{named(KEY, entry.name)} {what}."
+            found.append(checks.Warning(message, hint=hint, id=f"{TAG}.W004"))
     return found
 
 
-def _why_not(entry: PeriodicTask) -> str | None:
+def _problem(entry: PeriodicTask) -> tuple[str, str] | None:
+    """What is wrong, and what follows."""
     try:
         TaskContext.build(entry.task, entry.args, dict(entry.kwargs))
+    except (TypeError, ValueError) as error:
+        return (
+            f"cannot be enqueued: {error}",
+            "Ticks with such arguments are dropped, which is logged.",
+        )
+    try:
         task = resolve_task(entry.task)
         CallChecker(task.func).check(task.name, entry.args, dict(entry.kwargs))
     except (UnknownTask, TypeError, ValueError) as error:
-        return str(error)
+        return f"cannot be run here: {error}", _FOR_OTHERS
     return None

@@ -171,7 +171,6 @@ def test_a_schedule_that_can_run_gets_no_warning() -> None:
         ({"task": "tests.testapp.tasks.nothing"}, "has no 'nothing'"),
         ({"task": "tests.testapp.tasks.calls"}, "not decorated with @deferred"),
         ({"task": "tests.testapp.tasks.record_async"}, "value"),
-        ({"task": TASK, "args": [object()]}, "object"),
     ],
 )
 def test_what_cannot_run_here_gets_a_warning(entry: dict[str, Any], says: str) -> None:
@@ -179,6 +178,15 @@ def test_what_cannot_run_here_gets_a_warning(entry: dict[str, Any], says: str) -
     assert code == "deferred_django.W004"
     assert 'DEFERRED["SCHEDULE"]["nightly"] cannot be run here: ' in message
     assert says in message
+
+
+def test_arguments_that_cannot_be_carried_get_a_warning_of_what_follows() -> None:
+    schedule = {"nightly": {"task": TASK, "every": 60, "args": [object()]}}
+    with override_settings(DEFERRED={"SCHEDULE": schedule}):
+        [message] = check_schedule()
+    assert message.id == "deferred_django.W004"
+    assert re.search("cannot be enqueued: .* a value of type object", message.msg)
+    assert message.hint == "Ticks with such arguments are dropped, which is logged."
 
 
 @pytest.mark.parametrize("backend", [None, "tests.commands.fakes.FakeBackend"])
