@@ -93,6 +93,10 @@ def test_a_shielded_call_that_does_not_return_is_stuck(monkeypatch: pytest.Monke
     assert limited.interrupted
 
 
+def bury(backend: Backend, task_id: str) -> None:
+    backend.add_dead_task(task_id, b"x", ValueError(), task_class="a.b", attempts=1)
+
+
 def purge(backend: Backend, task_id: str) -> None:
     backend.remove_dead_tasks([task_id])
 
@@ -105,6 +109,8 @@ def purge(backend: Backend, task_id: str) -> None:
         (TasksStorage, "remove", lambda backend, task_id: cancel(task_id)),
         (TasksStorage, "sync", lambda backend, task_id: backend.sync()),
         (DeadTasksStorage, "remove", purge),
+        (DeadTasksStorage, "add", bury),
+        (DeadTasksStorage, "count", lambda backend, task_id: backend.count_dead_tasks()),
     ],
 )
 def test_calls_on_the_store_are_done_whole(
@@ -132,6 +138,22 @@ def test_calls_on_the_store_are_done_whole(
 
 def call_of() -> Any:
     return tasks.in_time.call()
+
+
+def test_a_read_of_dead_tasks_is_interrupted_between_two(deferred_store: Backend) -> None:
+    for number in range(3):
+        bury(deferred_store, str(number))
+    seen: list[str] = []
+
+    def read() -> None:
+        for record in deferred_store.iterate_dead_tasks():
+            seen.append(record["id"])
+            spin()
+
+    _, _, error = guarded(read)
+    assert type(error) is TaskTimeout
+    assert len(seen) == 1
+    assert [each["id"] for each in deferred_store.iterate_dead_tasks()] == ["2", "1", "0"]
 
 
 def test_tasks_that_enqueue_at_their_deadline_leave_the_store_usable(

@@ -33,7 +33,7 @@ from deferred_django.backends.disk.segment import Entry
 from deferred_django.backends.disk.tasks_storage import TasksStorage
 from deferred_django.backends.disk.worker_files import WorkerFiles
 from deferred_django.backends.schedule import ScheduleHold, TickRecord
-from deferred_django.shield import shielded
+from deferred_django.shield import shield, shielded
 
 
 class DiskBackend(Backend):
@@ -168,6 +168,7 @@ class DiskBackend(Backend):
             problems=problems + unreadable,
         )
 
+    @shielded
     def bounded_status(self, limits: Limits) -> Status:
         return bounded.status(self.tasks.names, self.dead_tasks, limits)
 
@@ -185,6 +186,7 @@ class DiskBackend(Backend):
 
     # -- periodic tasks ------------------------------------------------------------------------
 
+    @shielded
     def tick_records(self) -> list[TickRecord]:
         return self._schedule.read()
 
@@ -223,6 +225,7 @@ class DiskBackend(Backend):
 
     # -- dead tasks ----------------------------------------------------------------------------
 
+    @shielded
     def _store_dead_task(self, record: DeadTaskRecord) -> None:
         self.dead_tasks.add(record["id"], dead_task_json.encode(record))
 
@@ -246,8 +249,12 @@ class DiskBackend(Backend):
     ) -> Iterator[DeadTaskRecord]:
         found = self.dead_tasks.iterate(limit=limit, offset=offset, matches=_matcher(filter))
         with contextlib.closing(found):
-            for task_id, data in found:
-                yield dead_task_json.decode(data, task_id)
+            while True:
+                with shield():
+                    each = next(found, None)
+                if each is None:
+                    return
+                yield dead_task_json.decode(each[1], each[0])
 
     @shielded
     def count_dead_tasks(self, *, filter: DeadTaskFilter | None = None) -> int:
