@@ -9,6 +9,12 @@ from typing import Any
 from deferred_django.middleware_setting import Middleware
 from deferred_django.references import short
 
+_KINDS: dict[str, tuple[type, ...]] = {
+    "args": (tuple, list),
+    "kwargs": (dict,),
+    "user_context": (dict,),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class CallTarget:
@@ -69,7 +75,8 @@ class EnqueueCall:
     def pass_through(self, middleware: Middleware) -> None:
         """Let each middleware see and change the call, the first listed first.
 
-        Raises what a middleware raises, and ``TypeError`` if one returns something.
+        Raises what a middleware raises, and ``TypeError`` if one returns something, or leaves
+        something of another kind in the place of the arguments.
         """
         for path, see in middleware:
             answer = see(self)
@@ -80,3 +87,10 @@ class EnqueueCall:
                     f"the enqueue middleware {path} returned {short(answer)}: it must change the "
                     "call, or raise, and return nothing"
                 )
+            for name, kinds in _KINDS.items():
+                value = getattr(self, name)
+                if not isinstance(value, kinds):
+                    raise TypeError(
+                        f"the enqueue middleware {path} set the call's {name} to {short(value)}: "
+                        f"it must be a {kinds[0].__name__}"
+                    )

@@ -199,6 +199,19 @@ def test_each_call_of_a_bulk_is_seen_and_one_that_is_stopped_stops_all(use: Any)
             r"user_context\['request'\]",
         ),
         (lambda call: call.user_context.update({7: 1}), TypeError, r"user_context\[7\]"),
+        *(
+            (
+                lambda call, name=name, value=value: setattr(call, name, value),
+                TypeError,
+                f"changing set the call's {name} to .*: it must be a {kind}",
+            )
+            for name, value, kind in (
+                ("args", None, "tuple"),
+                ("args", "ab", "tuple"),
+                ("kwargs", None, "dict"),
+                ("user_context", [("a", 1)], "dict"),
+            )
+        ),
     ],
 )
 def test_errors_are_the_callers_and_nothing_is_enqueued(
