@@ -59,6 +59,7 @@ def test_delays_and_arguments_are_those_of_every_backend() -> None:
 
 
 def test_another_setting_ends_the_runner_and_drops_what_waits() -> None:
+    tasks.calls.clear()  # what tests of other modules have left
     others = set(threading.enumerate())
 
     def runs() -> list[str]:
