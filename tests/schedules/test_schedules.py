@@ -42,6 +42,18 @@ def test_a_sample_of_the_schedules() -> None:
     assert output.endswith("violations: 0\n")
 
 
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        # A segment is finished and compacted between a failed fsync in it and the rescue from it.
+        "live:loop+rescue-retry:0x2,1x23",
+        "live:loop+rescue-retry:0x15,1x23",
+    ],
+)
+def test_what_the_search_has_found_stays_mended(schedule: str) -> None:
+    assert python("-m", "tests.schedules", "--replay", schedule).endswith("nothing is wrong\n")
+
+
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.install.__name__)
 def test_a_defect_is_found(defect: Defect) -> None:
     found = python("-c", FIND, str(DEFECTS.index(defect)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import os
 import threading
 import time
 
@@ -156,4 +157,15 @@ class WorkerAppends:
 
     def _rescue(self, segment: Segment, adds: list[bytes]) -> None:
         # On a descriptor of its own: this process's claims are no obstacle to themselves.
-        self._writer.rescue(Rescue(Segment.open(segment.name, segment.path), adds, owned=False))
+        own = Segment.open(segment.name, segment.path)
+        try:
+            same = os.path.samestat(files.status(segment.fd), files.status(own.fd))
+        except BaseException:
+            own.close()
+            raise
+        if not same:
+            # A compaction came in between, and made what it copied durable. What it left out has
+            # been finished: in its file that looks as if it had been lost.
+            own.close()
+            return
+        self._writer.rescue(Rescue(own, adds, owned=False))
