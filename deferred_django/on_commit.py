@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from asgiref.sync import sync_to_async
 from django.db import DEFAULT_DB_ALIAS, connections
@@ -114,6 +114,10 @@ def _in_atomic_block() -> list[BaseDatabaseWrapper]:
     return found
 
 
+Prepared: TypeAlias = "tuple[Queue, TaskContext, str, float | None, EnqueueOptions]"
+"""One call, checked and encoded: what :func:`enqueue_or_hold` takes."""
+
+
 def enqueue_or_hold(
     target: Queue,
     context: TaskContext,
@@ -140,31 +144,20 @@ def enqueue_or_hold(
     return task_id
 
 
-def enqueue_with_room(
-    target: Queue,
-    context: TaskContext,
-    task_id: str,
-    publish_at: float | None,
-    options: EnqueueOptions,
-) -> str:
+def enqueue_with_room(prepared: Prepared) -> str:
     """:func:`enqueue_or_hold` once the queue's gate is open; a commit never waits for that."""
-    if target.gate is not None:
-        target.gate.wait()
-    return enqueue_or_hold(target, context, task_id, publish_at, options)
+    gate = prepared[0].gate
+    if gate is not None:
+        gate.wait()
+    return enqueue_or_hold(*prepared)
 
 
-async def aenqueue_with_room(
-    target: Queue,
-    context: TaskContext,
-    task_id: str,
-    publish_at: float | None,
-    options: EnqueueOptions,
-) -> str:
+async def aenqueue_with_room(prepared: Prepared) -> str:
     """The same on an event loop, in the thread whose database connections its code uses."""
-    if target.gate is not None:
-        await target.gate.await_room()
-    enqueue = sync_to_async(enqueue_or_hold)
-    return await enqueue(target, context, task_id, publish_at, options)
+    gate = prepared[0].gate
+    if gate is not None:
+        await gate.await_room()
+    return await sync_to_async(enqueue_or_hold)(*prepared)
 
 
 def enqueue_or_hold_many(

@@ -14,9 +14,8 @@ from deferred_django import ids, naming, registry
 from deferred_django.context import TaskContext
 from deferred_django.enqueue_call import CallTarget, EnqueueCall
 from deferred_django.exceptions import UnknownTask
-from deferred_django.on_commit import aenqueue_with_room, enqueue_with_room
+from deferred_django.on_commit import Prepared, aenqueue_with_room, enqueue_with_room
 from deferred_django.options import EnqueueOptions, timeout_seconds
-from deferred_django.queue import Queue
 from deferred_django.retry import RetryInterval, RetryPolicy
 from deferred_django.signatures import CallChecker
 from deferred_django.task_call import TaskCall
@@ -81,7 +80,7 @@ class DeferredTask(Generic[P, R]):
         if the store could not be written. Nothing is enqueued then. Where ``BACKPRESSURE`` is on
         it may wait, and raises :class:`PushTimeout` if that was in vain.
         """
-        return enqueue_with_room(*prepare(self, self._options, args, kwargs))
+        return enqueue_with_room(prepare(self, self._options, args, kwargs))
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """:meth:`enqueue` without holding up the event loop while the store is written.
@@ -91,7 +90,7 @@ class DeferredTask(Generic[P, R]):
         connections the surrounding code uses. If the caller is cancelled while it waits, the task
         may be enqueued all the same.
         """
-        return await aenqueue_with_room(*prepare(self, self._options, args, kwargs))
+        return await aenqueue_with_room(prepare(self, self._options, args, kwargs))
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> TaskCall:
         """A call of it for :func:`~deferred_django.enqueue_many`; nothing runs or is enqueued."""
@@ -145,11 +144,11 @@ class BoundTask(Generic[P, R]):
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """As :meth:`DeferredTask.enqueue`, with these options."""
-        return enqueue_with_room(*prepare(self._task, self._options, args, kwargs))
+        return enqueue_with_room(prepare(self._task, self._options, args, kwargs))
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """As :meth:`DeferredTask.aenqueue`, with these options."""
-        return await aenqueue_with_room(*prepare(self._task, self._options, args, kwargs))
+        return await aenqueue_with_room(prepare(self._task, self._options, args, kwargs))
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> TaskCall:
         """As :meth:`DeferredTask.call`, with these options."""
@@ -183,7 +182,7 @@ def prepare(
     options: EnqueueOptions,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-) -> tuple[Queue, TaskContext, str, float | None, EnqueueOptions]:
+) -> Prepared:
     """Check and encode one call: what :func:`enqueue_with_room` takes to write it."""
     _require_importable(task)
     queue, task_id, publish_at = registry.get_queue(), ids.new_id(), options.due_at()

@@ -36,9 +36,10 @@ def first_nul(fd: int, start: int, end: int) -> int:
     """Where the first NUL byte from ``start`` to ``end`` is; ``end`` if there is none."""
     while start < end:
         chunk = files.read_at(fd, min(CHUNK_BYTES, end - start), start)
-        cut = chunk.find(b"\0")
-        if cut >= 0 or not chunk:
-            return start + max(cut, 0) if chunk else end
+        if not chunk:
+            break
+        if (cut := chunk.find(b"\0")) >= 0:
+            return start + cut
         start += len(chunk)
     return end
 
