@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from deferred_django.backends.base import Finding
 from deferred_django.backends.disk import files, records
+from deferred_django.backends.disk.dead_tasks_lock import release
 from deferred_django.backends.disk.names import StoreNames
 from deferred_django.backends.schedule import ScheduleHold, TickRecord
 
@@ -120,7 +121,7 @@ class ScheduleFile:
                     )
             yield _Hold(self, found)
         finally:
-            _let_go(fd)
+            release(fd)
 
     def _try_lock(self) -> int | None:
         for _ in range(_TRIES_TO_LOCK):
@@ -132,9 +133,9 @@ class ScheduleFile:
                 if files.is_at_path(fd, self._lock_path):
                     return fd
             except BaseException:
-                _let_go(fd)
+                release(fd)
                 raise
-            _let_go(fd)
+            release(fd)
         return None
 
     def _open_lock(self) -> int:
@@ -178,14 +179,6 @@ class _Hold:
 
     def save(self, records: Iterable[TickRecord]) -> None:
         self._file.save(records)
-
-
-def _let_go(fd: int) -> None:
-    try:
-        with contextlib.suppress(OSError):  # closing alone frees the lock too
-            files.unlock_flock(fd)
-    finally:
-        files.close(fd)
 
 
 # -- lines -------------------------------------------------------------------------------------
